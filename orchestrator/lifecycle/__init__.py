@@ -1,0 +1,1 @@
+"""The pure core: one machine, one file per step of a request's life."""

@@ -1,0 +1,1 @@
+"""The live runtime: sockets, clocks and processes around the pure core."""

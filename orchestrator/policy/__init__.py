@@ -1,0 +1,1 @@
+"""Pure decisions: where a request runs and when its decode changes hands."""

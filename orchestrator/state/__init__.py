@@ -1,0 +1,1 @@
+"""Nouns of the pure core: events, actions, views of workers and links."""

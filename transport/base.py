@@ -1,0 +1,86 @@
+"""The transport's small interface: what a worker hands over and what it is asked."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+class StreamId(NamedTuple):
+    """One KV stream: a request's leg `source` sends to its leg `target` (epochs)."""
+
+    request: str
+    source: int
+    target: int
+
+
+class SliceKey(NamedTuple):
+    """Which piece of a cache: layer, part ("k" or "v") and tokens [start, stop)."""
+
+    layer: int
+    part: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """One piece of a cache, token-major.
+
+    `data`: [tokens, kv_heads, head_size], an unsigned integer dtype holding the raw bits of the
+    pool's dtype. `positions`: RoPE position of each token, [tokens] int32.
+    """
+
+    key: SliceKey
+    positions: np.ndarray
+    data: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a sender announces before it sends: tokens [start, stop) and what they mean."""
+
+    stream: StreamId
+    start: int
+    stop: int
+    slices_per_token: int  # layers x parts
+    fingerprint: str  # canonical JSON of the model's fingerprint
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStats:
+    """What one stream cost, on the receiver's own clock."""
+
+    bytes_raw: int
+    bytes_wire: int
+    transfer_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEstimate:
+    """A sender's view of the path to one peer."""
+
+    goodput_bytes_per_s: float | None
+    rtt_s: float | None
+    queue_bytes: int
+
+
+class OfferRefused(Exception):
+    """The receiver will not take the stream; the text says what it has and what was offered."""
+
+
+class Sink(Protocol):
+    """Where a receiver puts what arrives. Called in the event loop's thread unless said."""
+
+    def offered(self, offer: Offer) -> int:
+        """Return how many leading tokens of [0, stop) are here already. Raises OfferRefused."""
+
+    def put(self, stream: StreamId, piece: Slice) -> None:
+        """One decoded slice (may be called in a worker thread). Raises ValueError if foreign."""
+
+    def completed(self, stream: StreamId, stats: StreamStats) -> None:
+        """Every slice of [have, stop) has been put."""
+
+    def broken(self, stream: StreamId, reason: str) -> None:
+        """The stream will not complete: cancelled, refused, or not resumed in time."""

@@ -1,0 +1,1 @@
+"""Workers: one engine, one KV pool and the legs placed on them."""

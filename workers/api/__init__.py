@@ -1,0 +1,1 @@
+"""What travels between gateways and workers, and the nouns both sides share."""

@@ -1,0 +1,56 @@
+"""What a worker is: its model's fingerprint, its KV layout and its limits."""
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+
+class Part(StrEnum):
+    """Which tensor of a layer's cache a slice carries."""
+
+    KEY = "k"
+    VALUE = "v"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What must be the same at both ends before KV may move."""
+
+    tensors: str
+    tokenizer: str
+    kv_dtype: str
+    layers: int
+    kv_heads: int
+    head_size: int
+    rope: str
+    windows: tuple[int | None, ...]  # sliding window per layer, in tokens; None: full attention
+
+    def difference(self, other: "Fingerprint") -> str | None:
+        """The first field in which `other` differs, with both values; None when equal."""
+        for f in fields(self):
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            if mine != theirs:
+                return f"{f.name} here {mine!r}, there {theirs!r}"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """An engine's model, memory and limits."""
+
+    engine: str
+    model: str
+    fingerprint: Fingerprint
+    block_size: int
+    kv_total_tokens: int
+    max_context: int
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V that one token occupies on the wire before coding."""
+        f = self.fingerprint
+        return 2 * f.layers * f.kv_heads * f.head_size * BYTES_PER_ELEMENT[f.kv_dtype]
+
+
+BYTES_PER_ELEMENT = {"bfloat16": 2, "float16": 2, "float32": 4}

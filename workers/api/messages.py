@@ -1,0 +1,229 @@
+"""Messages between a gateway and a worker, as PROTOCOL names them.
+
+Every message carries `request` (unique across gateways) and `epoch` (one leg of the request).
+Output indices count from 0; all ranges are half-open.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a leg does. The role belongs to the leg; a worker's roles say where legs may go."""
+
+    PREFILL = "prefill"
+    RELAY = "relay"
+    MAIN = "main"
+
+
+RANK = {Role.PREFILL: 0, Role.RELAY: 1, Role.MAIN: 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn: Gumbel-max with a counter per output index, so any leg draws alike."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    logprobs: int | None = None  # alternatives wanted beside each token's own; None: no logprobs
+    margins: bool = False  # report the distance of the two best (noisy) logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities of one output token and of the best alternatives, natural log."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+# ---------------------------------------------------------------- control, gateway to worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Open a leg.
+
+    `law_ids` is the law when the leg starts, `cover` how many of its tokens' KV comes with the
+    import (0: the prompt only), `limit` the first index not to produce, `reserve` the tokens of
+    KV memory to set aside. A prefill leg imports nothing and samples index len(law_ids), once.
+    """
+
+    request: str
+    epoch: int
+    gateway: str
+    role: Role
+    prompt_ids: tuple[int, ...]
+    law_ids: tuple[int, ...] = ()
+    cover: int = 0
+    limit: int
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    reserve: int
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendKV:
+    """Send the KV of tokens [start, stop) of this leg's sequence to another leg, as it appears.
+
+    `address` is where the target's KV port is seen from this worker; the driver fills it in.
+    A target on the same worker shares the blocks and nothing moves.
+    """
+
+    request: str
+    epoch: int
+    to_worker: str
+    to_epoch: int
+    start: int
+    stop: int
+    codec: str = "zstd"
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Produce no index >= `at`; None: finish the running step."""
+
+    request: str
+    epoch: int
+    seq: int
+    at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Take decoding up again; obeyed only if `seq` is newer than the last pause or resume."""
+
+    request: str
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End the leg and free all it holds. Leaves a tombstone."""
+
+    request: str
+    epoch: int
+
+
+# ---------------------------------------------------------------- tokens, gateway to worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """The law is now `law` long; `ids` is law[start:], left out for the leg that produced it."""
+
+    request: str
+    epoch: int
+    law: int
+    start: int
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resync:
+    """Send your run from `start` again; always answered, with an empty run if there is none."""
+
+    request: str
+    epoch: int
+    start: int
+
+
+# ---------------------------------------------------------------- worker to gateway
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRun:
+    """Tokens sampled at `index`, `index` + 1, ... after the history `hist`.
+
+    `fed` is how much of the law the worker knows. `margins` holds, per token, the distance of the
+    two best logits (with the sampler's noise added when sampling).
+    """
+
+    request: str
+    epoch: int
+    index: int
+    ids: tuple[int, ...]
+    hist: int
+    fed: int
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    margins: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landed:
+    """The leg's imported KV is complete: the prompt and `covered` law tokens."""
+
+    request: str
+    epoch: int
+    covered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """The leg has paused; `at` is the first index it did not produce."""
+
+    request: str
+    epoch: int
+    seq: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The worker cannot take the leg; it holds nothing for it."""
+
+    request: str
+    epoch: int
+    reason: str
+    retryable: bool = True  # False: no other worker would take it either
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVFailed:
+    """The KV that leg `source` was sending to this leg will not arrive."""
+
+    request: str
+    epoch: int
+    source: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVStats:
+    """What one landed import cost; sent beside `Landed`, for people and metrics only."""
+
+    request: str
+    epoch: int
+    bytes_raw: int
+    bytes_wire: int
+    transfer_s: float  # first frame received to last byte decoded, the receiver's own clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A worker's own account of itself, sent to every gateway at least once a second."""
+
+    worker: str
+    running: int  # legs that compute or decode
+    prefill_tokens: int  # prompt tokens not yet computed
+    kv_free_tokens: int  # tokens that could be reserved now, evictable cache included
+    kv_total_tokens: int
+    kv_held_tokens: int  # tokens in blocks that some leg references
+    step_s: float | None  # seconds per decode step, moving average; None: not yet known
+    prefill_tokens_per_s: float | None
+    goodput_bytes_per_s: float | None = None  # of the KV this worker sent last
+
+
+ControlMessage = Start | SendKV | Pause | Resume | Stop
+DownMessage = ControlMessage | Feed | Resync
+UpMessage = TokenRun | Landed | Paused | Refused | KVFailed | KVStats | Load

@@ -1,0 +1,1 @@
+"""Engines: what computes tokens. Each implements `workers.engines.base.Engine`."""

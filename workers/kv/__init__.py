@@ -1,0 +1,1 @@
+"""The KV memory of one worker."""
