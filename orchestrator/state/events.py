@@ -1,0 +1,107 @@
+"""Events: what has happened, told to the machine. Past tense, frozen, replayable."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from workers.api.messages import Role, Sampling, UpMessage
+
+
+class Route(StrEnum):
+    """Where a request's three stages run."""
+
+    LOCAL = "local"  # prefill and every decode step in one site
+    DIRECT = "direct"  # prefill, then main across the link, no relay
+    RELAY = "relay"  # all three
+
+
+class HandoffMode(StrEnum):
+    """How relay decode ends."""
+
+    AUTO = "auto"
+    CATCH_UP = "catch-up"
+    ONE_SHOT = "one-shot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """A client's request. `limit` is the most output tokens it may get.
+
+    `route` and `handoff` override the deployment's policy; None: the policy decides.
+    `stop_strings` are matched by the machine's stop watch, over the accepted tokens' text.
+    """
+
+    request: str
+    prompt_ids: tuple[int, ...]
+    limit: int
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    cache_salt: str = ""
+    route: Route | None = None
+    handoff: HandoffMode | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientGone:
+    """The client closed its connection; nobody reads what is still to come."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A message from a worker."""
+
+    worker: str
+    message: UpMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerUp:
+    """A worker can take legs: new, restarted (its legs are gone) or reachable again."""
+
+    worker: str
+    site: str
+    pool: str
+    roles: frozenset[Role]
+    slots: int
+    max_context: int
+    kv_total_tokens: int
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """A worker died or cannot be reached: its legs are lost."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDraining:
+    """A worker takes no new legs; those it has go on (SIGTERM, `pdd drain`, a lapsed lease)."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkMeasured:
+    """What the path between two sites gives now."""
+
+    site_a: str
+    site_b: str
+    rtt_s: float
+    goodput_bytes_per_s: float
+    queue_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticked:
+    """The time `next_deadline()` named has come."""
+
+
+Event = (
+    Arrived | ClientGone | Heard | WorkerUp | WorkerLost | WorkerDraining | LinkMeasured | Ticked
+)

@@ -1,0 +1,45 @@
+"""What a worker's pure core asks its server to do."""
+
+from dataclasses import dataclass
+
+from transport.base import StreamId
+from workers.api.messages import UpMessage
+from workers.engines.base import SeqId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Up:
+    """Send a message up the token stream of one gateway; None: of every gateway."""
+
+    gateway: str | None
+    message: UpMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStream:
+    """Send KV of `seq` for tokens [start, stop) to the worker at `address`, as it is computed."""
+
+    stream: StreamId
+    seq: SeqId
+    address: str
+    start: int
+    stop: int
+    codec: str
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseStream:
+    """End a stream this worker sends: its source or its target is gone."""
+
+    stream: StreamId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropImport:
+    """Refuse what still arrives of a stream this worker receives."""
+
+    stream: StreamId
+
+
+Output = Up | OpenStream | CloseStream | DropImport
