@@ -87,6 +87,13 @@ class WorkerDraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reconnected:
+    """A worker's token stream broke and is open again; what it said meanwhile may be lost."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkMeasured:
     """What the path between two sites gives now."""
 
@@ -94,7 +101,6 @@ class LinkMeasured:
     site_b: str
     rtt_s: float
     goodput_bytes_per_s: float
-    queue_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,5 +109,13 @@ class Ticked:
 
 
 Event = (
-    Arrived | ClientGone | Heard | WorkerUp | WorkerLost | WorkerDraining | LinkMeasured | Ticked
+    Arrived
+    | ClientGone
+    | Heard
+    | WorkerUp
+    | WorkerLost
+    | WorkerDraining
+    | Reconnected
+    | LinkMeasured
+    | Ticked
 )
