@@ -1,0 +1,218 @@
+"""Messages as JSON: `encode` to a dict with a `kind`, `decode` back, strictly.
+
+The checks are built once from the messages' own annotations, so a message has one definition.
+Every integer is 0 or more (a seed may be negative), every token id fits 32 bits.
+"""
+
+import math
+import types
+from array import array
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from operator import attrgetter
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from workers.api.messages import (
+    ControlMessage,
+    DownMessage,
+    Feed,
+    KVFailed,
+    KVStats,
+    Landed,
+    Load,
+    Pause,
+    Paused,
+    Refused,
+    Resume,
+    Resync,
+    SendKV,
+    Start,
+    Stop,
+    TokenRun,
+    UpMessage,
+)
+
+
+class WireError(ValueError):
+    """A message that cannot be read; the text is one line and names the field."""
+
+
+KINDS: dict[str, type] = {
+    "start": Start,
+    "sendkv": SendKV,
+    "pause": Pause,
+    "resume": Resume,
+    "stop": Stop,
+    "feed": Feed,
+    "resync": Resync,
+    "tok": TokenRun,
+    "landed": Landed,
+    "paused": Paused,
+    "refused": Refused,
+    "kvfail": KVFailed,
+    "kvstats": KVStats,
+    "load": Load,
+}
+CONTROL: tuple[type, ...] = get_args(ControlMessage)
+TOKENS: tuple[type, ...] = (Feed, Resync)
+UP: tuple[type, ...] = get_args(UpMessage)
+
+Check = Callable[[Any, str], Any]
+
+MAX_INT = 2**63 - 1
+
+
+def encode(message: DownMessage | UpMessage) -> dict[str, Any]:
+    """A dict that orjson writes as it is: enums, tuples and nested dataclasses stay inside."""
+    kind, names, values = _WRITERS[type(message)]
+    return dict(zip(names, values(message), strict=True), kind=kind)
+
+
+def decode(body: Any, allowed: tuple[type, ...]) -> Any:
+    """The message `body` holds, one of the classes in `allowed`. Raises WireError."""
+    if type(body) is not dict:
+        raise WireError(f"a message must be an object, got {_short(body)}")
+    kind = body.get("kind")
+    cls = KINDS.get(kind) if type(kind) is str else None
+    if cls is None or cls not in allowed:
+        raise WireError(f"kind: unknown or not accepted here: {_short(kind)}")
+    return _READERS[cls](body, kind)
+
+
+# ---------------------------------------------------------------- checks, one per type
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _integer(value: Any, path: str) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_INT:
+        raise WireError(f"{path}: must be an integer of 0 or more, got {_short(value)}")
+    return value
+
+
+def _signed(value: Any, path: str) -> int:
+    if type(value) is not int or abs(value) > MAX_INT:
+        raise WireError(f"{path}: must be an integer, got {_short(value)}")
+    return value
+
+
+def _number(value: Any, path: str) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise WireError(f"{path}: must be a finite number, got {_short(value)}")
+    return float(value)
+
+
+def _text(value: Any, path: str) -> str:
+    if type(value) is not str:
+        raise WireError(f"{path}: must be a string, got {_short(value)}")
+    return value
+
+
+def _flag(value: Any, path: str) -> bool:
+    if type(value) is not bool:
+        raise WireError(f"{path}: must be true or false, got {_short(value)}")
+    return value
+
+
+def _ids(value: Any, path: str) -> tuple[int, ...]:
+    if type(value) is not list:
+        raise WireError(f"{path}: must be a list of token ids, got {_short(value)}")
+    try:
+        return tuple(array("I", value))
+    except (TypeError, OverflowError):
+        raise WireError(f"{path}: must be a list of token ids, got {_short(value)}") from None
+
+
+def _choice(cls: type[StrEnum]) -> Check:
+    def check(value: Any, path: str) -> StrEnum:
+        try:
+            return cls(value)
+        except ValueError:
+            names = ", ".join(cls)
+            raise WireError(f"{path}: must be one of {names}, got {_short(value)}") from None
+
+    return check
+
+
+def _optional(inner: Check) -> Check:
+    return lambda value, path: None if value is None else inner(value, path)
+
+
+def _list_of(inner: Check) -> Check:
+    def check(value: Any, path: str) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise WireError(f"{path}: must be a list, got {_short(value)}")
+        return tuple(inner(item, path) for item in value)
+
+    return check
+
+
+def _pair(first: Check, second: Check) -> Check:
+    def check(value: Any, path: str) -> tuple[Any, Any]:
+        if type(value) is not list or len(value) != 2:
+            raise WireError(f"{path}: must be a pair, got {_short(value)}")
+        return first(value[0], path), second(value[1], path)
+
+    return check
+
+
+def _record(cls: type) -> Check:
+    """A dataclass from an object: unknown and missing fields are refused."""
+    hints = get_type_hints(cls)
+    checks = {f.name: _signed if f.name == "seed" else _check(hints[f.name]) for f in fields(cls)}
+    required = {
+        f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING
+    }
+
+    def check(value: Any, path: str) -> Any:
+        if type(value) is not dict:
+            raise WireError(f"{path}: must be an object, got {_short(value)}")
+        values = {}
+        for name, item in value.items():
+            field_check = checks.get(name)
+            if field_check is not None:
+                values[name] = field_check(item, name)
+            elif name != "kind":
+                raise WireError(f"{path}: unknown field {_short(name)}")
+        if not required <= values.keys():
+            raise WireError(f"{path}: {', '.join(sorted(required - values.keys()))} missing")
+        return cls(**values)
+
+    return check
+
+
+_SIMPLE: dict[Any, Check] = {int: _integer, float: _number, str: _text, bool: _flag}
+
+
+def _check(hint: Any) -> Check:
+    """The check for one annotation. Raises TypeError for one that messages do not use yet."""
+    if hint in _SIMPLE:
+        return _SIMPLE[hint]
+    if hint == tuple[int, ...]:
+        return _ids
+    args = get_args(hint)
+    if get_origin(hint) in (types.UnionType, Union) and args[-1] is type(None) and len(args) == 2:
+        return _optional(_check(args[0]))
+    if get_origin(hint) is tuple:
+        if args[-1] is Ellipsis:
+            return _list_of(_check(args[0]))
+        if len(args) == 2:
+            return _pair(_check(args[0]), _check(args[1]))
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _choice(hint)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _record(hint)
+    raise TypeError(f"no wire form for {hint}")
+
+
+def _writer(kind: str, cls: type) -> tuple[str, tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    names = tuple(f.name for f in fields(cls))
+    return kind, names, attrgetter(*names)
+
+
+_READERS: dict[type, Check] = {cls: _record(cls) for cls in KINDS.values()}
+_WRITERS = {cls: _writer(kind, cls) for kind, cls in KINDS.items()}
