@@ -1,0 +1,1 @@
+"""Data that ships with the package: topologies and the catalogue of chips and models."""

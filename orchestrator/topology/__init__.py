@@ -1,0 +1,1 @@
+"""Topology: which sites, pools and links there are, read from YAML and checked."""

@@ -1,0 +1,190 @@
+"""The nouns of a topology. A field's alias is its key in the file; its name says the unit."""
+
+from collections.abc import Callable
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.topology.units import (
+    UnitError,
+    parse_distance_km,
+    parse_duration_s,
+    parse_price_per_gb,
+    parse_price_per_h,
+    parse_rate_bytes_per_s,
+)
+from workers.api.messages import Role
+
+# The way of a fibre is longer than the straight line (FACTS 4: 1.2-1.5), and light in glass
+# needs 4.9 microseconds a kilometre.
+ROUTE_FACTOR = 1.25
+FIBRE_S_PER_KM = 4.9e-6
+
+FROM_FILE = {"from_file": True}  # the validation context in which bare numbers have no unit
+
+
+def _quantity(parse: Callable[[str], float], example: str) -> BeforeValidator:
+    """Text is parsed; a bare number is an SI value in code but a mistake in a file."""
+
+    def read(value: object, info: ValidationInfo) -> object:
+        if isinstance(value, str):
+            return parse(value)
+        if info.context == FROM_FILE and value is not None:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            problem = "has no unit" if number else "is not a quantity"
+            raise UnitError(f"{value!r} {problem}; write it such as {example}")
+        return value
+
+    return BeforeValidator(read)
+
+
+def _distance(value: object) -> object:
+    # The key already names the unit, so a bare number is as clear as "4000 km".
+    return parse_distance_km(value) if isinstance(value, str) else value
+
+
+_DURATION = _quantity(parse_duration_s, "50ms")
+Seconds = Annotated[float, _DURATION, Field(ge=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, _DURATION, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[
+    float, _quantity(parse_rate_bytes_per_s, "20Gbps"), Field(gt=0, allow_inf_nan=False)
+]
+Kilometres = Annotated[float, BeforeValidator(_distance), Field(ge=0, allow_inf_nan=False)]
+PricePerHour = Annotated[
+    float, _quantity(parse_price_per_h, "2.0/h"), Field(ge=0, allow_inf_nan=False)
+]
+PricePerGB = Annotated[
+    float, _quantity(parse_price_per_gb, "0.02/GB"), Field(ge=0, allow_inf_nan=False)
+]
+Positive = Annotated[int, Field(gt=0)]
+# Names become node labels, worker ids and metric labels.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
+
+
+class Strict(BaseModel):
+    """Frozen, without coercion, and closed to unknown keys."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True
+    )
+
+
+class Simulate(Strict):
+    """How fast a simulated worker is: its prefill, and one decode step of any batch."""
+
+    prefill_tokens_per_s: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
+    step_s: PositiveSeconds = Field(default=0.02, alias="step")
+
+
+class Pool(Strict):
+    """Chips of one kind in one site; each instance is one worker over `parallel` chips."""
+
+    chip: str
+    count: Positive = 1
+    instances: Positive = 1
+    parallel: Positive = 1
+    scale_up: Positive | None = None  # chips in one scale-up domain; None: as many as there are
+    roles: frozenset[Annotated[Role, Field(strict=False)]] = Field(strict=False)
+    engine: Literal["torch", "simulated"] = "torch"
+    simulate: Simulate | None = None
+    price_per_h: PricePerHour | None = Field(default=None, alias="price")  # of one chip
+    kv_tokens: Positive = 16384
+    block_size: Positive = 16
+    chunk_tokens: Positive = 128
+    slots: Positive = 8  # legs at once in one worker
+
+
+class Site(Strict):
+    """A place whose pools are near each other; `local` starts here, an `agent` dials in."""
+
+    launch: Literal["local", "agent"] = "local"
+    pools: dict[Name, Pool] = Field(default_factory=dict)
+
+
+class Link(Strict):
+    """The line between two sites; `delay_s` is one way, given or computed from the distance."""
+
+    between: tuple[str, str] = Field(strict=False)
+    distance_km: Kilometres | None = None
+    delay_s: Seconds = Field(default=0.0, alias="delay")
+    rate_bytes_per_s: Rate = Field(alias="bandwidth")
+    jitter_s: Seconds = Field(default=0.0, alias="jitter")  # standard deviation of the delay
+    loss: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False)  # share of packets
+    emulate: bool = False
+    price_per_gb: PricePerGB | None = Field(default=None, alias="price")
+
+    @model_validator(mode="after")
+    def _one_delay(self) -> Self:
+        if (self.distance_km is None) == ("delay_s" not in self.model_fields_set):
+            raise PydanticCustomError("one_delay", ONE_DELAY)
+        if self.distance_km is not None:
+            delay_s = self.distance_km * ROUTE_FACTOR * FIBRE_S_PER_KM
+            object.__setattr__(self, "delay_s", delay_s)
+        return self
+
+
+ONE_DELAY = "give either distance_km or delay, exactly one of them"
+
+
+class Gateway(Strict):
+    """Where clients connect."""
+
+    site: str
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8000, ge=1, le=65535)
+
+
+class Slo(Strict):
+    """What users should get: time to the first token, and time per token after it."""
+
+    ttft_s: PositiveSeconds = Field(default=2.0, alias="ttft")
+    tpot_s: PositiveSeconds = Field(default=0.05, alias="tpot")
+
+
+class Deadlines(Strict):
+    """How long each wait of a request's life may last, in seconds."""
+
+    queue_s: PositiveSeconds = Field(default=30.0, alias="queue")
+    prefill_s: PositiveSeconds = Field(default=60.0, alias="prefill")
+    first_token_s: PositiveSeconds = Field(default=60.0, alias="first_token")
+    silence_s: PositiveSeconds = Field(default=20.0, alias="silence")
+    kv_s: PositiveSeconds = Field(default=60.0, alias="kv")
+    cut_s: PositiveSeconds = Field(default=5.0, alias="cut")
+    request_s: PositiveSeconds = Field(default=600.0, alias="request")
+    hold_s: PositiveSeconds = Field(default=120.0, alias="hold")
+    lease_s: PositiveSeconds = Field(default=10.0, alias="lease")
+
+
+class Policy(Strict):
+    """How requests are routed and handed over."""
+
+    route: Literal["auto", "local", "direct", "relay"] = "auto"
+    handoff: Literal["auto", "catch-up", "one-shot"] = "auto"
+    codec: Literal["lossless", "raw"] = "lossless"
+    handoff_bound_s: PositiveSeconds = Field(default=1.0, alias="handoff_bound")
+    queue_limit: int = Field(default=256, ge=0)  # requests that may wait
+    deadlines: Deadlines = Field(default_factory=Deadlines)
+
+
+class Security(Strict):
+    """Who may use the gateway."""
+
+    api_keys_env: str | None = None  # the environment variable that holds the keys; None: open
+
+
+class Topology(Strict):
+    """Everything a deployment's file says."""
+
+    model: str = Field(min_length=1)  # a name from the catalogue, or a model's directory
+    sites: dict[Name, Site]
+    links: tuple[Link, ...] = Field(default=(), strict=False)
+    gateway: Gateway
+    slo: Slo = Field(default_factory=Slo)
+    policy: Policy = Field(default_factory=Policy)
+    security: Security = Field(default_factory=Security)
+
+    def link(self, a: str, b: str) -> Link | None:
+        """The link between two sites, in either order."""
+        ends = {a, b}
+        return next((link for link in self.links if set(link.between) == ends), None)
