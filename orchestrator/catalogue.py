@@ -70,4 +70,5 @@ def load_catalogue() -> Catalogue:
 
 def _read(name: str) -> dict[str, Any]:
     text = resources.files("configs").joinpath("catalogue", name).read_text(encoding="utf-8")
-    return YAML(typ="safe", pure=True).load(text)
+    entries: dict[str, Any] = YAML(typ="safe", pure=True).load(text)
+    return entries

@@ -89,6 +89,7 @@ class _Reader:
             self._note(node, path, "an alias cannot be inside what it stands for")
             return None
         self._open.add(id(node))
+        data: object
         if isinstance(node, MappingNode):
             data = self._mapping(node, path)
         elif isinstance(node, SequenceNode):

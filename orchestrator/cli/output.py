@@ -1,0 +1,24 @@
+"""What every command's output has in common."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import orjson
+import typer
+
+
+class Format(StrEnum):
+    """How a command writes its result to standard output."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+FormatOption = Annotated[
+    Format, typer.Option("-o", "--output", help="How the result is written to standard output.")
+]
+
+
+def print_json(value: object) -> None:
+    """One JSON document, indented, to standard output; dataclasses and enums included."""
+    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
