@@ -73,8 +73,11 @@ class OfferRefused(Exception):
 class Sink(Protocol):
     """Where a receiver puts what arrives. Called in the event loop's thread unless said."""
 
-    def offered(self, offer: Offer) -> int:
-        """Return how many leading tokens of [0, stop) are here already. Raises OfferRefused."""
+    def offered(self, offer: Offer) -> int | None:
+        """Return how many leading tokens of [0, stop) are here already. Raises OfferRefused.
+
+        None: the receiving leg has not started yet; ask again in a moment.
+        """
 
     def put(self, stream: StreamId, piece: Slice) -> None:
         """One decoded slice (may be called in a worker thread). Raises ValueError if foreign."""
