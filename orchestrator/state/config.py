@@ -21,11 +21,11 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
-    """How many legs of each role a request may lose before it stops trying."""
+    """How often a request may lose what it has before it stops trying."""
 
-    prefill: int = 4
-    relay: int = 3
-    main: int = 4
+    restarts: int = 8  # prefilled again from the start
+    relay: int = 3  # relay legs lost
+    main: int = 4  # main legs lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,129 @@
+"""Rule 1: which tokens become law."""
+
+from collections.abc import Sequence
+
+from orchestrator.lifecycle.context import Context
+from orchestrator.lifecycle.request import PARKED_RUNS, Leg, Request
+from orchestrator.state.actions import FinishReason
+from workers.api.messages import Role, TokenRun
+
+
+def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
+    """Judge a run of a live leg, then every run that waited for its turn."""
+    leg.heard_at = now
+    leg.resync_after = 0.0
+    leg.resync_wait = ctx.config.deadlines.resync
+    leg.fed = max(leg.fed, min(run.fed, len(req.law)))
+    if run.ids:
+        leg.heard = max(leg.heard, run.index + len(run.ids))
+        leg.spoke_at = now
+        leg.clock.note(leg.heard, now)
+        if leg.role is Role.PREFILL and run.index >= leg.base:
+            leg.produced = True
+            booking = ctx.booking(req, leg)
+            if booking is not None:
+                booking.prefill_tokens = 0
+                booking.decoding_slot = False
+    _judge(ctx, req, leg, run, now)
+    recheck(ctx, req, now)
+
+
+def recheck(ctx: Context, req: Request, now: float) -> None:
+    """Look again at what was parked; called whenever law or authority has changed."""
+    moved = True
+    while moved and not req.over:
+        moved = False
+        for leg in list(req.legs.values()):
+            parked, leg.parked = leg.parked, []
+            for run in parked:
+                if leg.epoch not in req.legs or req.over:
+                    return
+                moved |= _judge(ctx, req, leg, run, now)
+
+
+def _judge(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> bool:
+    """Accept, park or drop one run; True when the law grew."""
+    law = req.law
+    if not run.ids:
+        return False
+    if run.index > len(law):
+        _park(leg, run)
+        return False
+    if not law.agrees(run.index, run.hist, run.ids):
+        _diverged(ctx, req, leg, run)
+        return False
+    skip = len(law) - run.index
+    if skip >= len(run.ids):
+        ctx.counts["duplicate_runs"] += 1
+        return False
+    authority = req.authority
+    if authority is not None and leg.rank < authority.rank:
+        _park(leg, run)
+        return False
+    _accept(ctx, req, leg, run, skip, now)
+    return True
+
+
+def _park(leg: Leg, run: TokenRun) -> None:
+    leg.parked.append(run)
+    if len(leg.parked) > PARKED_RUNS:
+        del leg.parked[0]
+
+
+def _diverged(ctx: Context, req: Request, leg: Leg, run: TokenRun) -> None:
+    """The leg sampled after another history: it must hear the law again."""
+    ctx.counts["diverged_runs"] += 1
+    leg.heard = min(leg.heard, max(run.index, leg.fed))
+    # Feed again only what was fed already and not heard of; what is new is fed anyway.
+    if leg.role is not Role.PREFILL and leg.sent == len(req.law) and leg.fed < len(req.law):
+        leg.sent = leg.fed
+
+
+def _accept(ctx: Context, req: Request, leg: Leg, run: TokenRun, skip: int, now: float) -> None:
+    ids = run.ids[skip:]
+    keep, reason = _ending(req, ids)
+    ids = ids[:keep]
+    logprobs = None if run.logprobs is None else run.logprobs[skip : skip + keep]
+    margins = None if run.margins is None else run.margins[skip : skip + keep]
+    first = not leg.accepted
+    start = len(req.law)
+    req.law.extend(ids, logprobs, margins)
+    leg.accepted += len(ids)
+    _account(req, leg, start, len(ids), now)
+    if leg.sent >= start and leg.role is not Role.PREFILL:
+        leg.sent = len(req.law)  # it knows its own tokens
+    if first and leg.role is Role.MAIN:
+        # Rule 2: main is the authority now; every other leg ends, prefill's hold included.
+        for other in [o for o in req.legs.values() if o is not leg]:
+            ctx.stop_leg(req, other)
+    if reason is not None:
+        req.ended = reason
+
+
+def _account(req: Request, leg: Leg, start: int, count: int, now: float) -> None:
+    account = req.account
+    req.waiting_since = None
+    if start == 0:
+        account.first_token_at = now
+    if leg.role is Role.RELAY:
+        account.relay_tokens += count
+        account.relay_first_at = account.relay_first_at or now
+        account.relay_last_at = now
+    if leg.role is Role.MAIN and account.handoff_index is None and account.relay_tokens:
+        account.handoff_index = start
+
+
+def _ending(req: Request, ids: Sequence[int]) -> tuple[int, FinishReason | None]:
+    """How many of `ids` become law, and whether the request ends with them."""
+    base = len(req.law)
+    keep = min(len(ids), req.limit - base)
+    reason = FinishReason.LENGTH if base + keep >= req.limit else None
+    for i in range(keep):
+        if ids[i] in req.spec.stop_ids and base + i >= req.spec.min_tokens:
+            keep, reason = i + 1, FinishReason.STOP
+            break
+    if req.watch is not None:
+        complete = req.watch.push(ids[:keep])
+        if complete is not None and complete - base <= keep:
+            keep, reason = complete - base, FinishReason.STOP
+    return keep, reason

@@ -1,0 +1,165 @@
+"""What every step of a request's life works with: the world, the books, the outgoing actions."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from orchestrator.lifecycle.request import Leg, Request
+from orchestrator.policy.prefixes import PrefixBook
+from orchestrator.policy.router import expected_output
+from orchestrator.state.actions import Action, Send
+from orchestrator.state.config import CoreConfig
+from orchestrator.state.views import Booking, World
+from workers.api.messages import (
+    DownMessage,
+    Feed,
+    Role,
+    SendKV,
+    Start,
+    Stop,
+)
+
+
+@dataclass(slots=True)
+class Context:
+    """Shared by the files of this folder; owned by the machine."""
+
+    config: CoreConfig
+    world: World
+    prefixes: PrefixBook = field(default_factory=PrefixBook)
+    actions: list[Action] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)  # things worth counting, by name
+    room_made: bool = False  # some worker has room again: the queue is worth a look
+
+    def send(self, worker: str, message: DownMessage) -> None:
+        self.actions.append(Send(worker=worker, message=message))
+
+    # ------------------------------------------------------------ legs
+
+    def open_leg(
+        self, req: Request, role: Role, worker: str, now: float, *, source: Leg | None, reserve: int
+    ) -> Leg:
+        """Start a leg; with a source its KV begins to move as well."""
+        view = self.world.workers[worker]
+        law = len(req.law)
+        cover = source.base if source is not None else 0
+        leg = Leg(
+            epoch=req.next_epoch,
+            role=role,
+            worker=worker,
+            site=view.site,
+            base=law,
+            cover=cover,
+            opened_at=now,
+            heard=law,
+            fed=law,
+            sent=law,
+            resync_wait=self.config.deadlines.resync,
+        )
+        req.next_epoch += 1
+        req.legs[leg.epoch] = leg
+        req.account.workers[role.value] = worker
+        view.bookings[req.name, leg.epoch] = Booking(
+            role=role,
+            tokens=reserve,
+            prefill_tokens=len(req.spec.prompt_ids) + law if role is Role.PREFILL else 0,
+        )
+        spec = req.spec
+        self.send(
+            worker,
+            Start(
+                request=req.name,
+                epoch=leg.epoch,
+                gateway=self.config.gateway,
+                role=role,
+                prompt_ids=spec.prompt_ids,
+                law_ids=tuple(req.law.ids),
+                cover=cover,
+                limit=spec.limit,
+                min_tokens=spec.min_tokens,
+                stop_ids=spec.stop_ids,
+                sampling=spec.sampling,
+                reserve=reserve,
+                cache_salt=spec.cache_salt,
+            ),
+        )
+        if source is not None:
+            self.connect(req, source, leg, now)
+        return leg
+
+    def connect(self, req: Request, source: Leg, target: Leg, now: float) -> None:
+        """Have `source` send `target` the KV it lacks."""
+        target.source = source.epoch
+        target.source_at = now
+        prompt = len(req.spec.prompt_ids)
+        self.send(
+            source.worker,
+            SendKV(
+                request=req.name,
+                epoch=source.epoch,
+                to_worker=target.worker,
+                to_epoch=target.epoch,
+                start=0,
+                stop=prompt + target.cover,
+                codec=self.config.codec,
+            ),
+        )
+        link = self.world.link(source.site, target.site)
+        if link is not None and source.site != target.site:
+            per_token = self.world.workers[target.worker].up.kv_bytes_per_token
+            link.queued[req.name, target.epoch] = (prompt + target.cover) * per_token
+
+    def stop_leg(self, req: Request, leg: Leg) -> None:
+        """End a leg, whatever it does; also one whose worker is gone (the driver keeps trying)."""
+        self.send(leg.worker, Stop(request=req.name, epoch=leg.epoch))
+        self.forget_leg(req, leg)
+
+    def forget_leg(self, req: Request, leg: Leg) -> None:
+        """Take a leg out of the request and the books; legs it was the source of lose it."""
+        del req.legs[leg.epoch]
+        view = self.world.workers.get(leg.worker)
+        if view is not None and view.bookings.pop((req.name, leg.epoch), None) is not None:
+            self.room_made = True
+        self.unqueue(req, leg)
+        for other in req.legs.values():
+            if other.source == leg.epoch and not other.landed:
+                other.source = None
+        if leg.role is Role.RELAY:
+            req.account.relay_step_s = leg.clock.step_s or req.account.relay_step_s
+
+    def unqueue(self, req: Request, leg: Leg) -> None:
+        """Nothing of this leg's KV is under way any more."""
+        for link in self.world.links.values():
+            link.queued.pop((req.name, leg.epoch), None)
+
+    def booking(self, req: Request, leg: Leg) -> Booking | None:
+        view = self.world.workers.get(leg.worker)
+        return view.bookings.get((req.name, leg.epoch)) if view else None
+
+    def feed(self, req: Request, leg: Leg, start: int) -> None:
+        """Tell a leg the law from `start` on."""
+        ids = tuple(req.law.ids[start:])
+        self.send(
+            leg.worker,
+            Feed(request=req.name, epoch=leg.epoch, law=len(req.law), start=start, ids=ids),
+        )
+        leg.sent = len(req.law)
+
+    # ------------------------------------------------------------ numbers
+
+    def step_s(self, leg: Leg) -> float:
+        """Seconds per decode step: from the leg's own runs, before that from its worker."""
+        return leg.clock.step_s or self.world.workers[leg.worker].step_s
+
+    def gateway_rtt_s(self, leg: Leg) -> float:
+        return self.world.rtt_s(self.config.gateway_site, leg.site)
+
+    def reserve(self, req: Request, role: Role) -> int:
+        """Tokens of KV memory a leg sets aside (PROTOCOL, rule 9)."""
+        have = len(req.spec.prompt_ids) + len(req.law)
+        if role is Role.PREFILL:
+            return have
+        if role is Role.MAIN:
+            return len(req.spec.prompt_ids) + req.limit
+        planned = req.decision.relay_tokens if req.decision else 0
+        likely = planned or expected_output(req.remaining)
+        return have + min(req.remaining, 2 * max(likely, 16))

@@ -1,0 +1,75 @@
+"""The end of relay decode: when main has landed, race, pace or cut."""
+
+from orchestrator.lifecycle.context import Context
+from orchestrator.lifecycle.phases import Phase
+from orchestrator.lifecycle.recover import settle_phase
+from orchestrator.lifecycle.request import Leg, Request
+from orchestrator.policy import handoff
+from orchestrator.policy.handoff import Handover, Verdict
+from orchestrator.state.events import HandoffMode
+from workers.api.messages import Pause, Role
+
+# After the handoff the lead is given back a tenth faster than main decodes.
+DRAIN_RATIO = 0.9
+
+
+def end_relay(ctx: Context, req: Request, now: float) -> None:
+    """In a race: ask the policy, and pause the relay when it says so."""
+    if req.phase is not Phase.RACE:
+        return
+    relay, main = req.leg(Role.RELAY), req.leg(Role.MAIN)
+    if relay is None or main is None or main.landed_at is None:
+        return
+    relay_worker = ctx.world.workers[relay.worker]
+    verdict = handoff.decide(
+        Handover(
+            mode=req.mode,
+            main_heard=main.spoke_at is not None,
+            lag=max(0, len(req.law) - main.heard),
+            relay_step_s=ctx.step_s(relay),
+            main_step_s=ctx.step_s(main),
+            rtt_s=ctx.gateway_rtt_s(main),
+            lead_s=(len(req.law) - req.released) * (pace_s(ctx, req) or 0.0),
+            since_landed_s=now - main.landed_at,
+            bound_s=ctx.config.handoff_bound_s,
+            relay_overloaded=relay_worker.slots_used >= relay_worker.up.slots,
+        )
+    )
+    if verdict is Verdict.CUT:
+        _cut(ctx, req, relay, now)
+
+
+def _cut(ctx: Context, req: Request, relay: Leg, now: float) -> None:
+    relay.paused, relay.paused_since = True, now
+    relay.pause_seq += 1
+    ctx.counts["cuts"] += 1
+    ctx.send(relay.worker, Pause(request=req.name, epoch=relay.epoch, seq=relay.pause_seq))
+    settle_phase(req)
+
+
+def pace_s(ctx: Context, req: Request) -> float | None:
+    """Seconds between two released tokens; None: release at once.
+
+    Only auto paces: from the relay's first token on, when main is not clearly faster, and after
+    the handoff until the lead is given back.
+    """
+    if req.mode is not HandoffMode.AUTO or req.over or not req.account.relay_tokens:
+        return None
+    relay, main = req.leg(Role.RELAY), req.leg(Role.MAIN)
+    if main is None:
+        return None
+    main_step_s = ctx.step_s(main)
+    if relay is None:
+        return DRAIN_RATIO * main_step_s
+    relay_step_s = ctx.step_s(relay)
+    if handoff.main_is_faster(relay_step_s, main_step_s):
+        return None
+    return handoff.pace_s(relay_step_s, main_step_s)
+
+
+def wanted_lead_s(ctx: Context, req: Request) -> float:
+    """The lead worth keeping: what a cut needs; nothing once main decodes."""
+    relay, main = req.leg(Role.RELAY), req.leg(Role.MAIN)
+    if relay is None or main is None:
+        return 0.0
+    return handoff.wanted_lead_s(ctx.step_s(relay), ctx.step_s(main), ctx.gateway_rtt_s(main))

@@ -1,0 +1,327 @@
+"""The one door of the core: events in, actions out; no clock, socket or randomness inside."""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.lifecycle import deadlines
+from orchestrator.lifecycle.accept import recheck, take_run
+from orchestrator.lifecycle.context import Context
+from orchestrator.lifecycle.ending import fail, finish, stop_all
+from orchestrator.lifecycle.handover import end_relay
+from orchestrator.lifecycle.phases import Phase
+from orchestrator.lifecycle.recover import lose_leg, reconcile, try_route
+from orchestrator.lifecycle.release import release
+from orchestrator.lifecycle.request import Leg, Request, StopWatch
+from orchestrator.policy.prefixes import block_hashes
+from orchestrator.policy.router import Refusal
+from orchestrator.state.actions import Action, Failure
+from orchestrator.state.config import CoreConfig
+from orchestrator.state.events import (
+    Arrived,
+    ClientGone,
+    Event,
+    Heard,
+    LinkMeasured,
+    Reconnected,
+    Ticked,
+    WorkerDraining,
+    WorkerLost,
+    WorkerUp,
+)
+from orchestrator.state.views import LinkView, WorkerView, World
+from workers.api.messages import (
+    KVFailed,
+    KVStats,
+    Landed,
+    Load,
+    Paused,
+    Refused,
+    Role,
+    Stop,
+    TokenRun,
+    UpMessage,
+)
+
+# A dead leg that still speaks is stopped again, at most this often.
+STOP_AGAIN_S = 1.0
+TOMBSTONES = 4096
+
+
+class Machine:
+    """All requests of one gateway.
+
+    `handle` never waits. `stop_watch(stop_strings)` makes the matcher for one request's stop
+    strings. Events about unknown requests, legs or workers are dropped and counted.
+    """
+
+    def __init__(
+        self, config: CoreConfig, stop_watch: Callable[[tuple[str, ...]], StopWatch]
+    ) -> None:
+        self.ctx = Context(config=config, world=World(gateway_site=config.gateway_site))
+        self.requests: dict[str, Request] = {}
+        self._stop_watch = stop_watch
+        self._queue: OrderedDict[str, None] = OrderedDict()
+        self._due: list[tuple[float, str]] = []
+        self._due_at: dict[str, float] = {}
+        self._stopped_at: OrderedDict[tuple[str, int], float] = OrderedDict()
+
+    # ------------------------------------------------------------ the door
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Tell the machine what happened at `now` (seconds, monotonic); do what it answers."""
+        self.ctx.actions = []
+        _HANDLERS[type(event)](self, event, now)
+        self._expire(now)
+        if self.ctx.room_made:
+            self._admit(now)
+        return self.ctx.actions
+
+    def next_deadline(self) -> float | None:
+        """When `Ticked` must be told at the latest; always later than the last `now`."""
+        while self._due and self._due_at.get(self._due[0][1]) != self._due[0][0]:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._queue)
+
+    # ------------------------------------------------------------ steps after every event
+
+    def _settle(self, req: Request, now: float) -> None:
+        """What follows every event of a request: duties, feeds, the handover, releases."""
+        if not req.over:
+            reconcile(self.ctx, req, now)
+            recheck(self.ctx, req, now)
+            reconcile(self.ctx, req, now)
+            end_relay(self.ctx, req, now)
+            self._feed(req)
+        release(self.ctx, req, now)
+        if req.ended is not None:
+            finish(self.ctx, req)
+        if req.over:
+            self._forget(req)
+            return
+        if req.phase is Phase.QUEUED:
+            self._queue[req.name] = None
+        else:
+            self._queue.pop(req.name, None)
+        due = deadlines.next_due(self.ctx, req)
+        if due is not None and self._due_at.get(req.name) != due:
+            self._due_at[req.name] = due
+            heapq.heappush(self._due, (due, req.name))
+
+    def _feed(self, req: Request) -> None:
+        for leg in req.legs.values():
+            if leg.role is not Role.PREFILL and leg.sent < len(req.law):
+                self.ctx.feed(req, leg, leg.sent)
+
+    def _forget(self, req: Request) -> None:
+        self.requests.pop(req.name, None)
+        self._queue.pop(req.name, None)
+        self._due_at.pop(req.name, None)
+
+    def _expire(self, now: float) -> None:
+        while (due := self.next_deadline()) is not None and due <= now:
+            _, name = heapq.heappop(self._due)
+            del self._due_at[name]
+            req = self.requests[name]
+            deadlines.expire(self.ctx, req, now)
+            self._settle(req, now)
+
+    def _admit(self, now: float) -> None:
+        """Requests that wait are tried in the order they came, until one finds no place."""
+        self.ctx.room_made = False
+        for name in list(self._queue):
+            req = self.requests[name]
+            refusal = try_route(self.ctx, req, now, any_role=False)
+            if refusal is Refusal.TOO_LONG:
+                self._too_long(req)
+            elif refusal is not None:
+                return
+            self._settle(req, now)
+
+    # ------------------------------------------------------------ handlers
+
+    def _arrived(self, event: Arrived, now: float) -> None:
+        if event.request in self.requests:
+            self.ctx.counts["repeated_requests"] += 1
+            return
+        req = Request(
+            spec=event,
+            mode=event.handoff or self.ctx.config.handoff,
+            arrived_at=now,
+            watch=self._stop_watch(event.stop_strings) if event.stop_strings else None,
+            prefix=block_hashes(event.prompt_ids, event.cache_salt),
+        )
+        self.requests[req.name] = req
+        refusal = Refusal.BUSY if self._queue else None
+        refusal = refusal or try_route(self.ctx, req, now, any_role=False)
+        if refusal is Refusal.TOO_LONG:
+            self._too_long(req)
+        elif refusal is Refusal.NOBODY:
+            fail(self.ctx, req, Failure.UNAVAILABLE, "no live worker can serve the request")
+        elif refusal is Refusal.BUSY:
+            if len(self._queue) >= self.ctx.config.queue_limit:
+                fail(self.ctx, req, Failure.OVERLOADED, "every worker is busy and the queue full")
+            req.waiting_since = now
+        self._settle(req, now)
+
+    def _too_long(self, req: Request) -> None:
+        fail(self.ctx, req, Failure.TOO_LONG, "prompt and output fit no worker's memory")
+
+    def _client_gone(self, event: ClientGone, now: float) -> None:
+        req = self.requests.get(event.request)
+        if req is not None:
+            self.ctx.counts["clients_gone"] += 1
+            stop_all(self.ctx, req)
+            self._forget(req)
+
+    def _heard(self, event: Heard, now: float) -> None:
+        message = event.message
+        if isinstance(message, Load):
+            view = self.ctx.world.workers.get(event.worker)
+            if view is not None:
+                view.load = message
+            return
+        req = self.requests.get(message.request)
+        leg = req.legs.get(message.epoch) if req is not None else None
+        if req is None or leg is None or leg.worker != event.worker:
+            self._dead_leg_spoke(event.worker, message, now)
+            return
+        _MESSAGES[type(message)](self, req, leg, message, now)
+        self._settle(req, now)
+
+    def _dead_leg_spoke(self, worker: str, message: UpMessage, now: float) -> None:
+        """Rule 1 drops it. A leg that was stopped but still decodes is told again."""
+        self.ctx.counts["stale_messages"] += 1
+        if not isinstance(message, TokenRun | Landed) or worker not in self.ctx.world.workers:
+            return
+        key = (message.request, message.epoch)
+        last = self._stopped_at.get(key)
+        if last is None or now - last >= STOP_AGAIN_S:
+            self._stopped_at[key] = now
+            self._stopped_at.move_to_end(key)
+            if len(self._stopped_at) > TOMBSTONES:
+                self._stopped_at.popitem(last=False)
+            self.ctx.send(worker, Stop(request=message.request, epoch=message.epoch))
+
+    def _worker_up(self, event: WorkerUp, now: float) -> None:
+        if event.worker in self.ctx.world.workers:
+            self._drop_worker(event.worker, now)
+        self.ctx.world.workers[event.worker] = WorkerView(up=event)
+        self.ctx.room_made = True
+
+    def _worker_lost(self, event: WorkerLost, now: float) -> None:
+        if event.worker in self.ctx.world.workers:
+            self.ctx.counts["workers_lost"] += 1
+            self._drop_worker(event.worker, now)
+
+    def _drop_worker(self, worker: str, now: float) -> None:
+        del self.ctx.world.workers[worker]
+        self.ctx.prefixes.forget(worker)
+        for req in list(self.requests.values()):
+            lost = [leg for leg in req.legs.values() if leg.worker == worker]
+            for leg in lost:
+                lose_leg(self.ctx, req, leg, exclude=False)
+            if lost:
+                self._settle(req, now)
+
+    def _worker_draining(self, event: WorkerDraining, now: float) -> None:
+        view = self.ctx.world.workers.get(event.worker)
+        if view is not None:
+            view.draining = True
+
+    def _reconnected(self, event: Reconnected, now: float) -> None:
+        for req in list(self.requests.values()):
+            legs = [leg for leg in req.legs.values() if leg.worker == event.worker]
+            for leg in legs:
+                deadlines.ask_again(self.ctx, req, leg, now)
+            if legs:
+                self._settle(req, now)
+
+    def _link_measured(self, event: LinkMeasured, now: float) -> None:
+        key = frozenset((event.site_a, event.site_b))
+        link = self.ctx.world.links.setdefault(key, LinkView(event.rtt_s, 1.0))
+        link.rtt_s, link.goodput_bytes_per_s = event.rtt_s, event.goodput_bytes_per_s
+
+    def _ticked(self, event: Ticked, now: float) -> None:
+        """Deadlines are looked at after every event."""
+
+    # ------------------------------------------------------------ messages of live legs
+
+    def _token_run(self, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
+        before = len(req.law)
+        take_run(self.ctx, req, leg, run, now)
+        if leg.role is Role.PREFILL and before == leg.base and len(req.law) > before:
+            self.ctx.prefixes.note(leg.worker, req.prefix)
+
+    def _landed(self, req: Request, leg: Leg, message: Landed, now: float) -> None:
+        if leg.landed:
+            return
+        leg.landed_at = now
+        self.ctx.unqueue(req, leg)
+        self.ctx.prefixes.note(leg.worker, req.prefix)
+        if leg.role is not Role.MAIN:
+            return
+        if req.account.landed_at is None:
+            req.account.landed_at = now
+        relay = req.leg(Role.RELAY)
+        if relay is not None and not relay.landed and not relay.accepted:
+            self.ctx.stop_leg(req, relay)  # rule 11: it would hide nothing any more
+
+    def _paused(self, req: Request, leg: Leg, message: Paused, now: float) -> None:
+        if not leg.paused or message.seq != leg.pause_seq:
+            self.ctx.counts["stale_messages"] += 1
+            return
+        leg.pause_at = message.at
+        booking = self.ctx.booking(req, leg)
+        if booking is not None and booking.decoding_slot:
+            booking.decoding_slot = False
+            self.ctx.room_made = True
+
+    def _refused(self, req: Request, leg: Leg, message: Refused, now: float) -> None:
+        self.ctx.counts["refused"] += 1
+        req.excluded.add(leg.worker)
+        self.ctx.stop_leg(req, leg)
+        if not message.retryable:
+            fail(self.ctx, req, Failure.TOO_LONG, message.reason)
+
+    def _kv_failed(self, req: Request, leg: Leg, message: KVFailed, now: float) -> None:
+        if leg.source != message.source or leg.landed:
+            self.ctx.counts["stale_messages"] += 1
+            return
+        self.ctx.counts["kv_failed"] += 1
+        req.failed_sources.add(message.source)
+        self.ctx.unqueue(req, leg)
+        leg.source = None
+
+    def _kv_stats(self, req: Request, leg: Leg, message: KVStats, now: float) -> None:
+        if leg.role is Role.MAIN:
+            req.account.kv_bytes_raw += message.bytes_raw
+            req.account.kv_bytes_wire += message.bytes_wire
+
+
+_HANDLERS: dict[type[Any], Callable[[Machine, Any, float], None]] = {
+    Arrived: Machine._arrived,
+    ClientGone: Machine._client_gone,
+    Heard: Machine._heard,
+    WorkerUp: Machine._worker_up,
+    WorkerLost: Machine._worker_lost,
+    WorkerDraining: Machine._worker_draining,
+    Reconnected: Machine._reconnected,
+    LinkMeasured: Machine._link_measured,
+    Ticked: Machine._ticked,
+}
+
+_MESSAGES: dict[type[Any], Callable[[Machine, Request, Leg, Any, float], None]] = {
+    TokenRun: Machine._token_run,
+    Landed: Machine._landed,
+    Paused: Machine._paused,
+    Refused: Machine._refused,
+    KVFailed: Machine._kv_failed,
+    KVStats: Machine._kv_stats,
+}

@@ -1,0 +1,56 @@
+"""Releasing accepted tokens to the client: at once, or paced while a lead is built."""
+
+from math import ceil
+
+from orchestrator.lifecycle.context import Context
+from orchestrator.lifecycle.handover import pace_s, wanted_lead_s
+from orchestrator.lifecycle.request import Request
+from orchestrator.state.actions import Emit
+
+# Beyond the lead a cut needs this many tokens more are kept, against jitter.
+SPARE_TOKENS = 2
+
+
+def release(ctx: Context, req: Request, now: float) -> None:
+    """Emit what is due and note when the next token is."""
+    law = len(req.law)
+    if req.released == law:
+        return
+    pace = pace_s(ctx, req)
+    if pace is None:
+        _emit(ctx, req, law, now)
+        req.release_at = None
+        return
+    relaying = bool(req.account.relay_tokens) and req.account.handoff_index is None
+    upto = req.released
+    if relaying:
+        # More lead than a cut needs would only delay the client.
+        keep = ceil(wanted_lead_s(ctx, req) / pace) + SPARE_TOKENS
+        upto = max(upto, law - keep)
+    if req.release_at is None or req.release_at <= now or upto > req.released:
+        upto = max(upto, req.released + 1)
+        _emit(ctx, req, upto, now)
+        late = req.release_at is None or req.release_at + pace <= now
+        req.release_at = now + pace if late else (req.release_at or now) + pace
+
+
+def due(req: Request) -> float | None:
+    """When the next paced token is to be released."""
+    return req.release_at if req.released < len(req.law) else None
+
+
+def _emit(ctx: Context, req: Request, upto: int, now: float) -> None:
+    start = req.released
+    logprobs = req.law.logprobs[start:upto]
+    margins = req.law.margins[start:upto]
+    ctx.actions.append(
+        Emit(
+            request=req.name,
+            start=start,
+            ids=tuple(req.law.ids[start:upto]),
+            logprobs=tuple(p for p in logprobs if p is not None) or None,
+            margins=tuple(m for m in margins if m is not None) or None,
+        )
+    )
+    req.released = upto
+    req.account.releases.append((upto, now))

@@ -1,0 +1,186 @@
+"""One request as the machine keeps it: its law, its live legs and what both tracks say."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from orchestrator.lifecycle.phases import JOINT, KVTrack, Phase, TokenTrack
+from orchestrator.policy.router import Decision
+from orchestrator.state.actions import FinishReason
+from orchestrator.state.events import Arrived, HandoffMode
+from orchestrator.state.law import Law
+from workers.api.messages import RANK, Role, TokenRun
+
+# A leg's runs that cannot be judged yet wait here; more than this many are forgotten and asked
+# for again when their turn comes.
+PARKED_RUNS = 64
+STEP_WEIGHT = 0.2
+
+
+class StopWatch(Protocol):
+    """Looks for stop strings in the text of accepted tokens."""
+
+    matched: str | None
+
+    def push(self, ids: Sequence[int]) -> int | None:
+        """How many of all tokens pushed so far complete a stop string; None: none does yet."""
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Seconds per token of one leg, from the arrival of its own runs."""
+
+    step_s: float | None = None
+    last_at: float | None = None
+    last_end: int | None = None
+
+    def note(self, end: int, now: float) -> None:
+        """A run that reaches index `end` has arrived."""
+        if self.last_at is not None and self.last_end is not None and end > self.last_end:
+            gap = (now - self.last_at) / (end - self.last_end)
+            old = self.step_s
+            self.step_s = gap if old is None else old + STEP_WEIGHT * (gap - old)
+        self.last_at, self.last_end = now, end
+
+
+@dataclass(slots=True)
+class Leg:
+    """One live assignment of a request to a worker.
+
+    `base`: the law's length when it started. `cover`: law tokens whose KV the import brings.
+    `source`: epoch of the leg that sends its KV; None for prefill, or when the source is lost.
+    """
+
+    epoch: int
+    role: Role
+    worker: str
+    site: str
+    base: int
+    cover: int
+    opened_at: float
+    source: int | None = None
+    source_at: float | None = None  # when the KV could begin to move
+    landed_at: float | None = None
+    heard_at: float | None = None  # the newest run, also an empty one
+    spoke_at: float | None = None  # the newest run with tokens of its own
+    heard: int = 0  # newest index heard + 1
+    fed: int = 0  # how much of the law the worker says it knows
+    sent: int = 0  # how much of the law was fed
+    produced: bool = False  # a prefill leg has given its one token
+    accepted: int = 0
+    parked: list[TokenRun] = field(default_factory=list)
+    clock: StepClock = field(default_factory=StepClock)
+    pause_seq: int = 0
+    paused: bool = False
+    paused_since: float | None = None
+    pause_at: int | None = None  # K, once the worker has said it
+    resync_after: float = 0.0
+    resync_wait: float = 0.0
+
+    @property
+    def landed(self) -> bool:
+        return self.landed_at is not None
+
+    @property
+    def rank(self) -> int:
+        return RANK[self.role]
+
+
+@dataclass(slots=True)
+class Account:
+    """What a request's summary is made of. Gateway clock, seconds; None: not yet."""
+
+    routed_at: float | None = None
+    first_token_at: float | None = None
+    landed_at: float | None = None
+    relay_first_at: float | None = None
+    relay_last_at: float | None = None
+    relay_tokens: int = 0
+    handoff_index: int | None = None
+    relay_step_s: float | None = None
+    main_step_s: float | None = None
+    kv_bytes_raw: int = 0
+    kv_bytes_wire: int = 0
+    recoveries: int = 0
+    workers: dict[str, str] = field(default_factory=dict)
+    releases: list[tuple[int, float]] = field(default_factory=list)  # (index after, when)
+
+
+@dataclass(slots=True)
+class Request:
+    """A request that has arrived and not ended."""
+
+    spec: Arrived
+    mode: HandoffMode
+    arrived_at: float
+    watch: StopWatch | None
+    prefix: tuple[bytes, ...]
+    phase: Phase = Phase.QUEUED
+    decision: Decision | None = None
+    law: Law = field(default_factory=Law)
+    legs: dict[int, Leg] = field(default_factory=dict)
+    next_epoch: int = 0
+    excluded: set[str] = field(default_factory=set)
+    failed_sources: set[int] = field(default_factory=set)  # legs whose KV did not arrive
+    lost: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    restarts: int = 0
+    relay_finishes: bool = False  # no further main is tried; the relay brings the request home
+    released: int = 0
+    release_at: float | None = None  # when the next paced token is due
+    ended: FinishReason | None = None
+    failed: bool = False
+    account: Account = field(default_factory=Account)
+    waiting_since: float | None = None  # no worker could be found since then
+    retry_at: float | None = None  # when to look for one again
+
+    @property
+    def name(self) -> str:
+        return self.spec.request
+
+    @property
+    def limit(self) -> int:
+        return self.spec.limit
+
+    @property
+    def over(self) -> bool:
+        """Ended well or badly; nothing is accepted any more."""
+        return self.ended is not None or self.failed
+
+    @property
+    def remaining(self) -> int:
+        return self.spec.limit - len(self.law)
+
+    def leg(self, role: Role) -> Leg | None:
+        """The live leg with this role; there is never more than one."""
+        return next((leg for leg in self.legs.values() if leg.role is role), None)
+
+    @property
+    def authority(self) -> Leg | None:
+        """The highest-ranked live leg with an accepted token."""
+        holders = [leg for leg in self.legs.values() if leg.accepted]
+        return max(holders, key=lambda leg: leg.rank, default=None)
+
+    def token_track(self) -> TokenTrack:
+        """Who brings the next token, from the live legs."""
+        if self.over:
+            return TokenTrack.ENDED
+        if self.decision is None:
+            return TokenTrack.UNROUTED
+        if not self.law.ids:
+            return TokenTrack.EMPTY
+        main, relay = self.leg(Role.MAIN), self.leg(Role.RELAY)
+        if main is not None and main.accepted:
+            return TokenTrack.MAIN
+        if relay is not None:
+            return TokenTrack.PAUSED if relay.paused else TokenTrack.RELAYING
+        return TokenTrack.WAITING
+
+    def kv_track(self) -> KVTrack:
+        """Where main's KV is, from the live legs."""
+        main = self.leg(Role.MAIN)
+        if main is None:
+            return KVTrack.ABSENT
+        return KVTrack.LANDED if main.landed else KVTrack.MOVING
+
+    def joint_phase(self) -> Phase:
+        return JOINT[self.token_track(), self.kv_track()]

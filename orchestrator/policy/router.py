@@ -1,0 +1,249 @@
+"""Where a request runs: route and workers, from predicted latency. A pure function.
+
+Formulas: FACTS section 2. KV arrives T_kv = max(0, (queue + V) / B - prefill) + d after prefill
+ends; a relay hides it when N = T_kv / tau_R tokens fit the output.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import ceil
+
+from orchestrator.state.events import Route
+from orchestrator.state.views import SAME_SITE_BYTES_PER_S, WorkerView, World
+from workers.api.messages import Role
+
+# Outputs are seldom as long as their limit; without a better prediction assume this many tokens.
+EXPECTED_OUTPUT = 256
+# A route that is predicted to be faster by less than this is not worth another worker.
+TIE_S = 1e-6
+
+
+class Refusal(StrEnum):
+    """Why no route was found."""
+
+    BUSY = "busy"  # workers exist, none has room now
+    NOBODY = "nobody"  # no live worker could ever serve it
+    TOO_LONG = "too long"  # it fits no worker's memory or context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What is to be placed: `tokens` to compute (prompt and law), at most `remaining` to decode.
+
+    `hits`: leading tokens each worker is known to have. `any_role`: after a failure any live
+    worker may serve. `forced` is tried first; when it has no room the others follow.
+    """
+
+    tokens: int
+    remaining: int
+    hits: Mapping[str, int] = field(default_factory=dict)
+    forced: Route | None = None
+    excluded: frozenset[str] = frozenset()
+    any_role: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A route with its workers and what is predicted for it, in seconds."""
+
+    route: Route
+    prefill: str
+    relay: str | None
+    main: str
+    ttft_s: float
+    stall_s: float  # first token to second token, beyond nothing
+    total_s: float
+    relay_tokens: int  # tokens the relay is expected to decode
+
+
+def expected_output(remaining: int) -> int:
+    """Tokens a request will probably decode."""
+    return min(remaining, EXPECTED_OUTPUT)
+
+
+def main_reserve(ask: Ask) -> int:
+    """Tokens of KV memory main sets aside: everything there will ever be."""
+    return ask.tokens + ask.remaining
+
+
+def relay_reserve(ask: Ask, relay_tokens: int) -> int:
+    """Tokens of KV memory the relay sets aside: twice what it is expected to decode."""
+    return ask.tokens + min(ask.remaining, 2 * max(relay_tokens, 16))
+
+
+def choose(ask: Ask, world: World) -> Decision | Refusal:
+    """The fastest admissible route, or why there is none."""
+    live = [w for w in _ordered(world) if w.name not in ask.excluded and not w.draining]
+    found = list(_decisions(ask, world, live, only_with_room=True))
+    if ask.forced is not None:
+        found = [d for d in found if d.route is ask.forced] or found
+    if found:
+        return min(found, key=_rank)
+    if any(True for _ in _decisions(ask, world, live, only_with_room=False)):
+        return Refusal.BUSY
+    fits = [w for w in live if main_reserve(ask) <= min(w.up.max_context, w.up.kv_total_tokens)]
+    return Refusal.NOBODY if fits or not live else Refusal.TOO_LONG
+
+
+def place(
+    role: Role,
+    tokens: int,
+    world: World,
+    *,
+    near: str,
+    hits: Mapping[str, int],
+    excluded: frozenset[str] = frozenset(),
+    any_role: bool = False,
+) -> str | None:
+    """One worker for one leg: its role first, then the site nearest to `near`, then the lightest.
+
+    With `any_role` a worker without the role serves when nobody else can.
+    """
+    able = [
+        w
+        for w in _ordered(world)
+        if w.name not in excluded
+        and not w.draining
+        and (any_role or role in w.up.roles)
+        and w.has_room(tokens)
+        and world.connected(w.site, near)
+    ]
+
+    def key(w: WorkerView) -> tuple[bool, float, int, float, str]:
+        return (
+            role not in w.up.roles,
+            0.0 if w.site == near else world.rtt_s(w.site, near),
+            -hits.get(w.name, 0),
+            w.slots_used / w.up.slots + w.prefill_queue_tokens / w.prefill_tokens_per_s,
+            w.name,
+        )
+
+    best = min(able, key=key, default=None)
+    return None if best is None else best.name
+
+
+ORDER = {Route.LOCAL: 0, Route.DIRECT: 1, Route.RELAY: 2}
+
+
+def _rank(d: Decision) -> tuple[float, int, str, str]:
+    # Rounded so that float noise between equal workers never beats the fixed order.
+    return (round(d.total_s / TIE_S) * TIE_S, ORDER[d.route], d.prefill, d.main)
+
+
+def _ordered(world: World) -> list[WorkerView]:
+    return [world.workers[name] for name in sorted(world.workers)]
+
+
+def _may(w: WorkerView, role: Role, ask: Ask) -> bool:
+    return ask.any_role or role in w.up.roles
+
+
+def _decisions(
+    ask: Ask, world: World, live: list[WorkerView], *, only_with_room: bool
+) -> Iterator[Decision]:
+    need_main = main_reserve(ask)
+
+    def able(w: WorkerView, role: Role, tokens: int) -> bool:
+        if not _may(w, role, ask) or tokens > w.up.kv_total_tokens:
+            return False
+        if ask.tokens + ask.remaining > w.up.max_context:
+            return False
+        return w.has_room(tokens) if only_with_room else True
+
+    prefills = _best_per_site(
+        (w for w in live if able(w, Role.PREFILL, ask.tokens)),
+        lambda w: (_prefill_s(ask, w), w.name),
+    )
+    for p in prefills:
+        mains = [w for w in live if able(w, Role.MAIN, need_main)]
+        relays = [
+            w for w in live if w.site == p.site and able(w, Role.RELAY, relay_reserve(ask, 16))
+        ]
+        relay = min(relays, key=lambda w: (w.slots_used / w.up.slots, w.name), default=None)
+        local = [m for m in mains if m.site == p.site]
+        if p in local and _both_fit(p, ask, only_with_room):
+            yield _predict(ask, world, p, None, p)
+        yield from (
+            _predict(ask, world, p, None, m)
+            for m in _lightest(ask, [m for m in local if m is not p])
+        )
+        for m in _lightest(ask, [m for m in mains if m.site != p.site]):
+            if world.link(p.site, m.site) is None:
+                continue
+            yield _predict(ask, world, p, None, m)
+            if relay is not None:
+                yield _predict(ask, world, p, relay, m)
+
+
+def _both_fit(w: WorkerView, ask: Ask, only_with_room: bool) -> bool:
+    tokens = ask.tokens + main_reserve(ask)
+    if not only_with_room:
+        return tokens <= w.up.kv_total_tokens
+    return w.slots_used + 2 <= w.up.slots and w.tokens_booked + tokens <= w.up.kv_total_tokens
+
+
+def _best_per_site(
+    workers: Iterable[WorkerView], key: Callable[[WorkerView], tuple[float | str, ...]]
+) -> list[WorkerView]:
+    best: dict[str, WorkerView] = {}
+    for w in workers:
+        if w.site not in best or key(w) < key(best[w.site]):
+            best[w.site] = w
+    return [best[site] for site in sorted(best)]
+
+
+def _lightest(ask: Ask, workers: list[WorkerView]) -> list[WorkerView]:
+    return _best_per_site(
+        workers, lambda w: (-ask.hits.get(w.name, 0), w.slots_used / w.up.slots, w.name)
+    )
+
+
+def _prefill_s(ask: Ask, p: WorkerView) -> float:
+    missing = ask.tokens - min(ask.hits.get(p.name, 0), ask.tokens - 1)
+    return (p.prefill_queue_tokens + missing) / p.prefill_tokens_per_s
+
+
+def _transfer_s(ask: Ask, world: World, p: WorkerView, m: WorkerView, prefill_s: float) -> float:
+    """Seconds from the end of prefill until the KV has landed at `m`."""
+    if p is m:
+        return 0.0
+    missing = ask.tokens - min(ask.hits.get(m.name, 0), ask.tokens)
+    nbytes = missing * m.up.kv_bytes_per_token
+    link = world.link(p.site, m.site)
+    if link is None:
+        return nbytes / SAME_SITE_BYTES_PER_S
+    # Streaming starts with the first chunk, so the wire works while prefill still runs.
+    sending_s = (link.queue_bytes + nbytes) / link.goodput_bytes_per_s
+    return max(0.0, sending_s - prefill_s) + link.rtt_s / 2
+
+
+def _predict(
+    ask: Ask, world: World, p: WorkerView, r: WorkerView | None, m: WorkerView
+) -> Decision:
+    prefill_s = _prefill_s(ask, p)
+    gateway = world.gateway_site
+    output = expected_output(ask.remaining)
+    kv_s = _transfer_s(ask, world, p, m, prefill_s)
+    ttft_s = prefill_s + world.rtt_s(gateway, p.site)
+    if r is None:
+        relay_tokens = 0
+        stall_s = max(kv_s, world.rtt_s(gateway, m.site)) + m.step_s
+        total_s = ttft_s + stall_s + max(0, output - 2) * m.step_s
+    else:
+        near_s = _transfer_s(ask, world, p, r, prefill_s)
+        stall_s = max(near_s, world.rtt_s(gateway, r.site)) + r.step_s
+        relay_tokens = min(output, ceil((kv_s + m.step_s) / r.step_s))
+        total_s = ttft_s + stall_s + relay_tokens * r.step_s
+        total_s += max(0, output - 2 - relay_tokens) * m.step_s
+    route = Route.LOCAL if p.site == m.site else Route.DIRECT if r is None else Route.RELAY
+    return Decision(
+        route=route,
+        prefill=p.name,
+        relay=None if r is None else r.name,
+        main=m.name,
+        ttft_s=ttft_s,
+        stall_s=stall_s,
+        total_s=total_s,
+        relay_tokens=relay_tokens,
+    )
