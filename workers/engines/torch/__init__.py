@@ -1,0 +1,1 @@
+"""The default engine: transformers' model code, attention over our paged KV pool."""

@@ -1,0 +1,264 @@
+"""Attention over the paged pool, as a function that transformers' models call.
+
+The sequences of a step are flattened into one row of tokens. `paged_attention` hands each layer's
+Q, K and V to the step that is running in this thread, which stores K and V and attends for every
+sequence over its own slots. Decode rows of similar length share one call.
+
+K and V are always attended over as read back from the pool, in its rounded dtype, so that it makes
+no difference in which chunks, or in which process, they were computed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from workers.engines.torch.store import KVStore
+
+NAME = "pdd_paged"
+
+
+class UnsupportedAttention(Exception):
+    """The model asks its attention for something this one does not do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What one layer asks for. q: [heads, tokens, head_size]; k, v: [kv_heads, tokens, ...]."""
+
+    layer: int
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+class Attender(Protocol):
+    """Whoever the running model's layers call: a step, or the probe at load time."""
+
+    def attend(self, call: LayerCall) -> torch.Tensor:
+        """[tokens, heads, head_size]."""
+
+
+_running: ContextVar[Attender] = ContextVar("pdd_running_step")
+
+
+@contextmanager
+def running(attender: Attender) -> Iterator[None]:
+    """Send the attention calls of models run in this context to `attender`."""
+    token = _running.set(attender)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def register() -> None:
+    """Make `NAME` known to transformers; repeating it is harmless."""
+    AttentionInterface.register(NAME, paged_attention)
+    AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def _no_mask(*args: object, **kwargs: object) -> None:
+    """The step knows what each token may see."""
+
+
+# What transformers passes along that changes nothing here, or that we ask for below.
+_HARMLESS = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids"}
+_CHANGING = ("position_bias", "s_aux", "head_mask")
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention signature; query, key, value: [1, heads, tokens, head_size]."""
+    for name in _CHANGING:
+        if kwargs.get(name) is not None:
+            raise UnsupportedAttention(f"its attention needs {name}")
+    if is_causal is False:
+        raise UnsupportedAttention("its attention is not causal")
+    call = LayerCall(
+        layer=int(module.layer_idx),
+        q=query[0],
+        k=key[0],
+        v=value[0],
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
+    return _running.get().attend(call).unsqueeze(0), None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One sequence's part of a step: tokens [start, stop) at flat rows [first, ...).
+
+    `slots`: the slots of its tokens [0, stop), int64. Tokens below `write_from` are in the pool
+    already and are not written again.
+    """
+
+    first: int
+    start: int
+    stop: int
+    write_from: int
+    slots: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows that attend in one call: several decode rows, or one chunk.
+
+    `rows`: flat row indices, a slice where they are consecutive. `slots`: [batch x keys].
+    `mask`: added to the scores, broadcast to [batch, 1, queries, keys]; None: nothing to hide.
+    """
+
+    rows: torch.Tensor | slice
+    batch: int
+    slots: torch.Tensor
+    mask: torch.Tensor | None
+
+
+class PagedStep:
+    """One step's attention. `after_write(layer)` is called once a layer's K and V are stored."""
+
+    def __init__(
+        self, store: KVStore, rows: Sequence[Rows], after_write: Callable[[int], None]
+    ) -> None:
+        self._store = store
+        self._rows = rows
+        self._after_write = after_write
+        self._tokens = sum(r.count for r in rows)
+        self._groups: dict[int | None, list[_Group]] = {}
+        new = [np.arange(max(r.start, r.write_from), r.stop) for r in rows]
+        slots = [r.slots[t] for r, t in zip(rows, new, strict=True)]
+        self._write_slots = torch.from_numpy(np.concatenate(slots))
+        self._write_rows = None
+        if len(self._write_slots) < self._tokens:
+            flat = [r.first + t - r.start for r, t in zip(rows, new, strict=True)]
+            self._write_rows = torch.from_numpy(np.concatenate(flat))
+
+    def attend(self, call: LayerCall) -> torch.Tensor:
+        k, v = call.k.transpose(0, 1), call.v.transpose(0, 1)
+        if self._write_rows is not None:
+            k, v = k.index_select(0, self._write_rows), v.index_select(0, self._write_rows)
+        self._store.write(call.layer, self._write_slots, k, v)
+        self._after_write(call.layer)
+        if call.window not in self._groups:
+            self._groups[call.window] = _grouped(self._rows, call.window)
+        heads, tokens, size = call.q.shape
+        out = call.q.new_empty((tokens, heads, size))
+        for group in self._groups[call.window]:
+            out[group.rows] = self._attend_group(call, group)
+        return out
+
+    def _attend_group(self, call: LayerCall, group: _Group) -> torch.Tensor:
+        """[rows of the group, heads, head_size]."""
+        heads, _, size = call.q.shape
+        kv_heads = call.k.shape[0]
+        k, v = self._store.gather(call.layer, group.slots)
+        shape = (group.batch, -1, kv_heads, size)
+        k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
+        q = call.q[:, group.rows]
+        if group.batch == 1 and isinstance(group.rows, slice) and q.shape[1] > 1:
+            out = _attention(q.unsqueeze(0), k, v, group.mask, call)
+            return out[0].transpose(0, 1)
+        # Decode: the query heads that share a KV head become its query tokens.
+        q = q.view(kv_heads, heads // kv_heads, group.batch, size).permute(2, 0, 1, 3)
+        return _attention(q, k, v, group.mask, call).reshape(group.batch, heads, size)
+
+
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    call: LayerCall,
+) -> torch.Tensor:
+    if call.softcap is None:
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=call.scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    if q.shape[1] != k.shape[1]:
+        repeats = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    scores = torch.tanh((q @ k.transpose(2, 3)) * (call.scale / call.softcap)) * call.softcap
+    if mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1) @ v
+
+
+def _first_key(rows: Rows, window: int | None) -> int:
+    """The first token that the first of these rows sees: itself and window - 1 before it."""
+    return 0 if window is None else max(0, rows.start - window + 1)
+
+
+def _grouped(rows: Sequence[Rows], window: int | None) -> list[_Group]:
+    groups = [_chunk(r, window) for r in rows if r.count > 1]
+    decode = sorted(
+        ((r.stop - _first_key(r, window), r) for r in rows if r.count == 1),
+        key=lambda pair: (-pair[0], pair[1].first),
+    )
+    while decode:
+        # Padding at most doubles a row's keys.
+        longest = decode[0][0]
+        fits = [pair for pair in decode if 2 * pair[0] >= longest]
+        groups.append(_decode([r for _, r in fits], longest, window))
+        decode = decode[len(fits) :]
+    return groups
+
+
+def _chunk(rows: Rows, window: int | None) -> _Group:
+    low = _first_key(rows, window)
+    queries = torch.arange(rows.start, rows.stop).unsqueeze(1)
+    keys = torch.arange(low, rows.stop).unsqueeze(0)
+    hidden = keys > queries
+    if window is not None:
+        hidden |= keys <= queries - window
+    mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+    return _Group(
+        rows=slice(rows.first, rows.first + rows.count),
+        batch=1,
+        slots=torch.from_numpy(rows.slots[low:].copy()),
+        mask=mask[None, None],
+    )
+
+
+def _decode(rows: Sequence[Rows], longest: int, window: int | None) -> _Group:
+    slots = np.empty((len(rows), longest), dtype=np.int64)
+    hidden = torch.zeros((len(rows), 1, 1, longest))
+    for i, r in enumerate(rows):
+        low = _first_key(r, window)
+        count = r.stop - low
+        slots[i, :count] = r.slots[low:]
+        # Padding repeats a slot of the sequence's own: whatever another one holds stays there.
+        slots[i, count:] = r.slots[low]
+        hidden[i, :, :, count:] = float("-inf")
+    firsts = [r.first for r in rows]
+    consecutive = firsts == list(range(firsts[0], firsts[0] + len(firsts)))
+    return _Group(
+        rows=slice(firsts[0], firsts[0] + len(firsts)) if consecutive else torch.tensor(firsts),
+        batch=len(rows),
+        slots=torch.from_numpy(slots.ravel()),
+        mask=None if all(r.stop - _first_key(r, window) == longest for r in rows) else hidden,
+    )

@@ -1,0 +1,219 @@
+"""From a model directory to a running engine: loading, probing, fingerprinting."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from workers.api.info import BYTES_PER_ELEMENT, EngineInfo, Fingerprint
+from workers.engines.models import (
+    ModelError,
+    ModelUnsupported,
+    cache_dir,
+    check_directory,
+    weight_files,
+)
+from workers.engines.torch.attention import (
+    NAME,
+    LayerCall,
+    UnsupportedAttention,
+    register,
+    running,
+)
+from workers.engines.torch.engine import TorchEngine
+from workers.engines.torch.store import KVStore
+
+# Their rotation of a key depends on the longest sequence in the batch, so cached keys go stale.
+_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+def load_torch(
+    model_dir: Path,
+    *,
+    kv_tokens: int,
+    block_size: int = 16,
+    kv_dtype: str = "bfloat16",
+    chunk_tokens: int = 128,
+) -> TorchEngine:
+    """An engine for the Hugging Face directory `model_dir`, computing in float32.
+
+    Its pool holds at least one block and at most `kv_tokens` tokens of `kv_dtype`; a step
+    prefills at most `chunk_tokens` tokens. Raises ModelError.
+    """
+    if kv_dtype not in BYTES_PER_ELEMENT:
+        raise ValueError(f"kv_dtype {kv_dtype!r}: one of {', '.join(BYTES_PER_ELEMENT)}")
+    if not 1 <= block_size <= kv_tokens or chunk_tokens < 1:
+        raise ValueError(
+            f"block_size {block_size}, kv_tokens {kv_tokens}, chunk_tokens {chunk_tokens}: "
+            "need 1 <= block_size <= kv_tokens and chunk_tokens >= 1"
+        )
+    check_directory(model_dir)
+    model = _load(model_dir)
+    config = model.config.get_text_config()
+    layers = _probe(model, model_dir)
+    fingerprint = Fingerprint(
+        tensors=_tensors_hash(model, model_dir),
+        tokenizer=blake2b((model_dir / "tokenizer.json").read_bytes(), digest_size=16).hexdigest(),
+        kv_dtype=kv_dtype,
+        layers=len(layers),
+        kv_heads=layers[0].k.shape[0],
+        head_size=layers[0].k.shape[2],
+        rope=_rope(config),
+        windows=tuple(layer.window for layer in layers),
+    )
+    blocks = kv_tokens // block_size
+    info = EngineInfo(
+        engine="torch",
+        model=model_dir.name,
+        fingerprint=fingerprint,
+        block_size=block_size,
+        kv_total_tokens=blocks * block_size,
+        max_context=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+        stop_ids=_stop_ids(model),
+    )
+    store = KVStore(
+        fingerprint.layers,
+        info.kv_total_tokens,
+        fingerprint.kv_heads,
+        fingerprint.head_size,
+        kv_dtype,
+    )
+    return TorchEngine(model, info, store, chunk_tokens=chunk_tokens)
+
+
+def _load(path: Path) -> PreTrainedModel:
+    register()
+    try:
+        with _no_progress_bar():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=torch.float32,
+                attn_implementation=NAME,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise ModelError(f"model {str(path)!r} cannot be loaded: {_one_line(error)}") from error
+    for what in ("missing_keys", "mismatched_keys"):
+        if report[what]:
+            first = sorted(map(str, report[what]))[0]
+            raise ModelError(
+                f"model {str(path)!r}: its weights do not fit its config.json "
+                f"({len(report[what])} {what.replace('_', ' ')}, the first is {first})"
+            )
+    return model.eval()
+
+
+class _Probe:
+    """Notes what every layer asks for; attends to nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[LayerCall] = []
+
+    def attend(self, call: LayerCall) -> torch.Tensor:
+        self.calls.append(call)
+        heads, tokens, _ = call.q.shape
+        return call.v.new_zeros((tokens, heads, call.v.shape[2]))
+
+
+def _probe(model: PreTrainedModel, path: Path) -> list[LayerCall]:
+    """What each layer asks of its attention, layer by layer; refuses what we could not serve."""
+    config = model.config.get_text_config()
+
+    def refuse(why: str) -> ModelUnsupported:
+        return ModelUnsupported(
+            f"model {str(path)!r} ({config.model_type}) cannot run on the torch engine: {why}"
+        )
+
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    if rope_type in _BATCH_DEPENDENT_ROPE:
+        raise refuse(f"its RoPE type {rope_type!r} depends on the batch")
+    kinds = set(getattr(config, "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
+    if kinds:
+        raise refuse(f"it has layers of type {', '.join(sorted(kinds))}")
+    probe = _Probe()
+    try:
+        with torch.inference_mode(), running(probe):
+            model(
+                input_ids=torch.tensor([[0, 0]]),
+                position_ids=torch.tensor([[0, 1]]),
+                use_cache=False,
+                logits_to_keep=torch.tensor([1]),
+            )
+    except (UnsupportedAttention, AttributeError, TypeError) as error:
+        raise refuse(_one_line(error)) from error
+    if [call.layer for call in probe.calls] != list(range(config.num_hidden_layers)):
+        raise refuse(
+            f"{len(probe.calls)} attention calls for {config.num_hidden_layers} layers, "
+            "so some state is not plain KV"
+        )
+    shapes = {(call.k.shape[0], call.k.shape[2], call.v.shape[2]) for call in probe.calls}
+    if len(shapes) > 1 or any(k != v for _, k, v in shapes):
+        raise refuse("its K and V differ in shape between layers or from each other")
+    return probe.calls
+
+
+def _stop_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        ids = model.config.get_text_config().eos_token_id
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (ids,)
+
+
+def _rope(config: Any) -> str:
+    """Canonical JSON of what turns a position into a rotation."""
+    names = ("rope_parameters", "partial_rotary_factor", "rope_theta", "rope_scaling")
+    found = {name: getattr(config, name, None) for name in names}
+    return json.dumps({k: v for k, v in found.items() if v is not None}, sort_keys=True)
+
+
+def _tensors_hash(model: PreTrainedModel, path: Path) -> str:
+    """A hash of every tensor as loaded: names, shapes and bytes.
+
+    Kept in the user's cache under the weight files' paths, sizes and times, because hashing takes
+    longer than loading.
+    """
+    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in weight_files(path)]
+    key = json.dumps([str(path.resolve()), files, transformers.__version__, torch.__version__])
+    note = cache_dir() / "tensors" / blake2b(key.encode(), digest_size=16).hexdigest()
+    if note.is_file() and len(known := note.read_text()) == 32:
+        return known
+    digest = blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(digest.hexdigest())
+    except OSError:  # a cache that cannot be written only costs time
+        pass
+    return digest.hexdigest()
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
