@@ -1,0 +1,1 @@
+"""A worker's process: its engine thread, HTTP front, token streams and KV in and out."""

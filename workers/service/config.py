@@ -1,0 +1,50 @@
+"""What a worker process is told when it starts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from workers.api.messages import Role
+
+
+class StartFailed(Exception):
+    """The worker cannot start; one line for people, naming the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """How fast a simulated engine is."""
+
+    prefill_tokens_per_s: float = 2000.0
+    step_s: float = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One worker: its place, its engine's size, its ports and its patience.
+
+    `link_rates` is bytes/s of the line to each other site, for pacing KV; absent: not paced.
+    The deployment's secret is not in here: it comes through the environment (SECRET_ENV).
+    """
+
+    name: str
+    site: str
+    pool: str
+    roles: tuple[Role, ...]
+    model: str  # a catalogue name or a model's directory
+    engine: str = "torch"
+    simulated: Simulated = field(default_factory=Simulated)
+    kv_tokens: int = 16384
+    block_size: int = 16
+    chunk_tokens: int = 128
+    slots: int = 8
+    host: str = "127.0.0.1"
+    http_port: int
+    kv_port: int
+    hold_s: float = 120.0
+    lease_s: float = 10.0
+    drain_s: float = 60.0
+    stall_s: float = 30.0  # one step or call longer than this: the engine hangs
+    link_rates: Mapping[str, float] = field(default_factory=dict)
+
+
+SECRET_ENV = "PDD_SECRET"

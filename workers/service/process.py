@@ -1,0 +1,157 @@
+"""A worker as a process: load the engine, serve, end. `python -m workers.service.process FILE`."""
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+from pydantic import TypeAdapter, ValidationError
+
+from workers.engines.base import Engine
+from workers.engines.models import ModelError, resolve_model
+from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig
+from workers.service.logs import log_to
+from workers.service.server import WorkerServer
+from workers.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+def _load_torch(config: WorkerConfig) -> Engine:
+    importlib.import_module("torch").set_num_threads(1)  # workers share the machine's cores
+    return importlib.import_module("workers.engines.torch.load").load_torch(
+        resolve_model(config.model),
+        kv_tokens=config.kv_tokens,
+        block_size=config.block_size,
+        chunk_tokens=config.chunk_tokens,
+    )
+
+
+def _load_simulated(config: WorkerConfig) -> Engine:
+    raise NotImplementedError
+
+
+# A loader imports its engine itself: torch is large, and a simulated worker does without.
+ENGINES: dict[str, Callable[[WorkerConfig], Engine]] = {
+    "torch": _load_torch,
+    "simulated": _load_simulated,
+}
+
+
+class WorkerProcess:
+    """One worker's life in this process. `run` blocks; the other verbs are for other threads."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._ready = threading.Event()
+        self._lock = threading.Lock()
+        self._server: WorkerServer | None = None
+        self._ending = False
+        self.failure: str | None = None
+
+    def run(self) -> int:
+        """Load and serve until the end; the exit code. Raises StartFailed."""
+        config = self._config
+        secret = os.environ.get(SECRET_ENV)
+        if not secret:
+            raise StartFailed(f"{SECRET_ENV} is not set: a worker needs the deployment's secret")
+        if config.engine not in ENGINES:
+            raise StartFailed(f"engine {config.engine!r}: known are {', '.join(ENGINES)}")
+        # Bound before the slow loading, so that a taken port shows at once.
+        http = bind(config.host, config.http_port)
+        bind(config.host, config.kv_port).close()
+        log.info("loading", extra={"engine": config.engine})
+        engine = self._load()
+        try:
+            with http:
+                return uvloop.run(self._serve(engine, secret, http))
+        except OSError as error:
+            raise StartFailed(f"cannot serve: {error}") from error
+
+    def wait_ready(self) -> None:
+        """Block until the worker serves, or `run` has ended."""
+        self._ready.wait()
+
+    def drain(self) -> None:
+        """Take no new legs and end when the running ones have."""
+        with self._lock:
+            self._ending = True
+            if self._server is not None:
+                self._server.drain()
+
+    def _load(self) -> Engine:
+        config = self._config
+        try:
+            return ENGINES[config.engine](config)
+        except ModelError as error:
+            raise StartFailed(str(error)) from error
+        except MemoryError as error:
+            wanted = f"the model and {config.kv_tokens} tokens of KV"
+            raise StartFailed(f"not enough memory for {wanted}") from error
+        except (RuntimeError, ValueError, OSError) as error:
+            text = str(error).strip().splitlines() or [type(error).__name__]
+            raise StartFailed(f"cannot load {config.model!r}: {text[0]}") from error
+
+    async def _serve(self, engine: Engine, secret: str, http: socket.socket) -> int:
+        config = self._config
+        worker = Worker(
+            config.name,
+            engine,
+            slots=config.slots,
+            hold_s=config.hold_s,
+            lease_s=config.lease_s,
+        )
+        server = WorkerServer(config, worker, engine, secret)
+        with self._lock:
+            self._server = server
+            if self._ending:
+                server.drain()
+        return await server.run(http, self._ready.set)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket's address taken. Raises StartFailed when something else has it."""
+    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((host, port))
+        taken.listen(128)
+    except OSError as error:
+        taken.close()
+        raise StartFailed(f"port {port} on {host}: {error.strerror}") from error
+    return taken
+
+
+def read_config(path: Path) -> WorkerConfig:
+    """A configuration from a JSON file. Raises StartFailed naming the first mistake."""
+    try:
+        return TypeAdapter(WorkerConfig).validate_json(path.read_bytes())
+    except OSError as error:
+        raise StartFailed(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise StartFailed(f"{path}: {where}: {first['msg']}") from error
+
+
+def main() -> int:
+    """Run the worker that the file named on the command line describes."""
+    try:
+        config = read_config(Path(sys.argv[1]))
+        log_to(config.name, None)
+        process = WorkerProcess(config)
+        signal.signal(signal.SIGTERM, lambda *_: process.drain())
+        return process.run()
+    except StartFailed as error:
+        print(f"worker cannot start: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""One running worker: core, engine thread, HTTP, KV in and out, put together."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import uvicorn
+
+from transport.base import StreamId
+from transport.tcp import KVClient, KVServer
+from workers.api.messages import DownMessage, Load, Stop
+from workers.engines.base import Engine, SeqId
+from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
+from workers.service.app import build_app
+from workers.service.config import WorkerConfig
+from workers.service.engine_thread import EngineThread
+from workers.service.exporter import Exporter
+from workers.service.importer import Importer
+from workers.service.token_streams import TokenStream, TokenStreams
+from workers.worker import Worker
+
+HEARTBEAT_S = 1.0
+DRAIN_CHECK_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class WorkerServer:
+    """Serves until it is drained, told to stop, orphaned, or its engine fails.
+
+    Built and run inside one event loop; `drain` and `stop` may be called from any thread.
+    """
+
+    def __init__(self, config: WorkerConfig, worker: Worker, engine: Engine, secret: str) -> None:
+        self._config = config
+        self._engine = engine
+        self._secret = secret
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._draining = False
+        self._drained = False
+        self._parent = os.getppid()
+        # Gateways that name themselves when they post: their posts renew their lease.
+        self._posting: set[str] = set()
+        self._info = {
+            "worker": config.name,
+            "site": config.site,
+            "pool": config.pool,
+            "roles": list(config.roles),
+            "slots": config.slots,
+            "pid": os.getpid(),
+            "http_port": config.http_port,
+            "kv_port": config.kv_port,
+            "info": dataclasses.asdict(engine.info),
+            "kv_bytes_per_token": engine.info.kv_bytes_per_token,
+        }
+        self._streams = TokenStreams(self._info)
+        self._thread = EngineThread(worker, engine, self._outputs, self._end_soon)
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="kv-read")
+        self._client = KVClient(name=config.name, secret=secret)
+        self._exporter = Exporter(
+            engine,
+            self._client,
+            self._readers,
+            config.link_rates,
+            on_done=self._export_done,
+            on_failed=self._export_failed,
+        )
+        self._kv = KVServer(
+            Importer(engine, self._thread),
+            name=config.name,
+            secret=secret,
+            host=config.host,
+            port=config.kv_port,
+        )
+
+    async def run(self, http: socket.socket, on_ready: Callable[[], None]) -> int:
+        """Serve on `http` until the end; the exit code. Raises OSError if a port is taken."""
+        await self._kv.start()
+        front = _Front(build_app(self, self._secret))
+        self._thread.start()
+        serving = asyncio.create_task(front.serve(sockets=[http]))
+        beating = asyncio.create_task(self._beat())
+        try:
+            await front.up.wait()
+            log.info("serving", extra={"http_port": self._config.http_port})
+            on_ready()
+            await self._ended.wait()
+        finally:
+            beating.cancel()
+            self._streams.close()
+            front.should_exit = True
+            await serving
+            await self._exporter.shutdown()
+            await self._kv.close()
+            await self._client.close()
+            await asyncio.to_thread(self._thread.stop)
+            self._readers.shutdown(wait=False, cancel_futures=True)
+        if self._thread.failure is not None:
+            log.error("engine failed", extra={"reason": self._thread.failure})
+            return 1
+        log.info("stopped", extra={"drained": self._drained})
+        return 0
+
+    # ------------------------------------------------------------ what the front asks
+
+    def take(self, messages: Sequence[DownMessage], gateway: str | None) -> None:
+        """Queue messages for the core; a stop also interrupts a running step."""
+        for message in messages:
+            if isinstance(message, Stop):
+                self._thread.cancel(SeqId(message.request, message.epoch))
+        if gateway is not None:
+            self._posting.add(gateway)
+
+            self._renew([gateway])
+
+        def handle(worker: Worker, now: float) -> Sequence[Output]:
+            return [output for message in messages for output in worker.handle(message, now)]
+
+        if messages:
+            self._thread.submit(handle)
+
+    def open_stream(self, gateway: str) -> TokenStream:
+        self._renew([gateway])
+        return self._streams.open(gateway)
+
+    def stream_ended(self, stream: TokenStream) -> None:
+        self._streams.closed(stream)
+
+    def describe(self) -> dict[str, Any]:
+        return self._info
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        good = self._thread.healthy(self._config.stall_s)
+        body = {
+            "ok": good,
+            "draining": self._draining,
+            "reason": None if good else self._thread.failure or "the engine makes no progress",
+        }
+        return good, body
+
+    async def blocks(self) -> dict[str, int]:
+        def count(worker: Worker, now: float) -> dict[str, int]:
+            return {
+                "held_tokens": self._engine.kv_held_tokens(),
+                "free_tokens": self._engine.kv_free_tokens(),
+                "legs": len(worker._legs),
+            }
+
+        return await self._thread.ask(count)
+
+    # ------------------------------------------------------------ life
+
+    def drain(self) -> None:
+        """Take no new legs; end when the running ones have, or after `drain_s`. Any thread."""
+        self._loop.call_soon_threadsafe(self._start_drain)
+
+    def stop(self) -> None:
+        """End now. Any thread."""
+        self._end_soon()
+
+    def _start_drain(self) -> None:
+        if not self._draining:
+            self._draining = True
+            self._draining_task = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        log.info("draining")
+        self._thread.look(lambda worker, now: worker.drain(now))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_s):
+                while not self._drained:
+                    self._drained = self._thread.look(lambda worker, now: worker.idle)
+                    await asyncio.sleep(DRAIN_CHECK_S)
+        self._ended.set()
+
+    def _end_soon(self) -> None:
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def _beat(self) -> None:
+        """Once a second: renew leases, tell the load, look after the parent process."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if os.getppid() != self._parent:
+                log.warning("parent process is gone")
+                self._ended.set()
+                return
+            # A gateway that names itself when it posts is held to that: a cut line leaves its
+            # stream open. One that never does is trusted as long as it reads its stream.
+            self._renew(g for g in self._streams.readers() if g not in self._posting)
+            if self._thread.healthy(self._config.stall_s):
+                self._streams.heartbeat(self._load())
+
+    def _renew(self, gateways: Iterable[str]) -> None:
+        def renew(worker: Worker, now: float) -> None:
+            for gateway in gateways:
+                worker.gateway_seen(gateway, now)
+
+        self._thread.look(renew)
+
+    def _load(self) -> Load:
+        return dataclasses.replace(
+            self._thread.load, goodput_bytes_per_s=self._exporter.goodput_bytes_per_s()
+        )
+
+    # ------------------------------------------------------------ what the core asks
+
+    def _outputs(self, outputs: Sequence[Output]) -> None:
+        """In the engine's thread: streams are followed from this very moment."""
+        for output in outputs:
+            if isinstance(output, OpenStream):
+                self._exporter.watch(output)
+        self._exporter.refresh()
+        if outputs:
+            self._loop.call_soon_threadsafe(self._carry_out, outputs)
+
+    def _carry_out(self, outputs: Sequence[Output]) -> None:
+        self._streams.deliver(output for output in outputs if isinstance(output, Up))
+        for output in outputs:
+            if isinstance(output, OpenStream):
+                self._exporter.open(output)
+            elif isinstance(output, CloseStream):
+                self._exporter.close(output.stream)
+            elif isinstance(output, DropImport):
+                self._kv.cancel(output.stream, "its leg has ended")
+
+    def _export_done(self, stream: StreamId) -> None:
+        self._thread.submit(lambda worker, now: worker.export_completed(stream, now))
+
+    def _export_failed(self, stream: StreamId, reason: str) -> None:
+        self._thread.submit(lambda worker, now: worker.export_failed(stream, reason, now))
+
+
+class _Front(uvicorn.Server):
+    """uvicorn without its signal handlers: the process decides what a signal means."""
+
+    def __init__(self, app: Any) -> None:
+        self.up = asyncio.Event()
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=2,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,161 @@
+"""The token streams: one long response per gateway, one line of JSON per step."""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from workers.api.messages import Load, TokenRun, UpMessage
+from workers.api.wire import encode
+from workers.outputs import Up
+
+BACKLOG_BYTES = 1 << 20
+# How long and how many of a leg's answers are kept, to be said again to a gateway that comes back.
+ANSWERS_S = 30.0
+ANSWERS = 512
+CLOSE_S = 0.5
+
+
+class TokenStream:
+    """One gateway's open response; lines wait here, in bounds, until the gateway reads them."""
+
+    def __init__(self, gateway: str) -> None:
+        self.gateway = gateway
+        self.drained = True  # everything written so far was taken by the connection
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._ready = asyncio.Event()
+        self._closed = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def write(self, line: bytes) -> None:
+        """Queue one line. A gateway that does not read is cut off: it reconnects and resyncs."""
+        self._lines.append(line)
+        self._size += len(line)
+        self.drained = False
+        self._ready.set()
+        if self._size > BACKLOG_BYTES:
+            self.close()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Be the ASGI response until the gateway leaves or the stream is closed."""
+        tasks = [
+            asyncio.ensure_future(job)
+            for job in (self._pump(send), _until_gone(receive), self._closed.wait())
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):  # it does not read: the connection is cut off
+            async with asyncio.timeout(CLOSE_S):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pump(self, send: Send) -> None:
+        headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            body, self._lines, self._size = b"".join(self._lines), [], 0
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            self.drained = not self._lines
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class TokenStreams:
+    """Every gateway's stream, and the answers of the last seconds.
+
+    Tokens that a gateway misses it asks for with a resync; answers (landed, paused, refused, ...)
+    nobody would ask for, so a reconnected gateway is told the recent ones again.
+    """
+
+    def __init__(self, hello: dict[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+        self._hello = _line({"hello": hello})
+        self._clock = clock
+        self._streams: dict[str, TokenStream] = {}
+        self._answers: dict[str, deque[tuple[float, UpMessage]]] = {}
+
+    def open(self, gateway: str) -> TokenStream:
+        """A stream for `gateway`, in place of any older one."""
+        old = self._streams.get(gateway)
+        if old is not None:
+            old.close()
+        stream = self._streams[gateway] = TokenStream(gateway)
+        stream.write(self._hello)
+        self._forget(gateway)
+        if answers := self._answers.get(gateway):
+            stream.write(_messages_line([message for _, message in answers]))
+        return stream
+
+    def closed(self, stream: TokenStream) -> None:
+        if self._streams.get(stream.gateway) is stream:
+            del self._streams[stream.gateway]
+
+    def readers(self) -> list[str]:
+        """The gateways that are connected and have read all that was written."""
+        return [s.gateway for s in self._streams.values() if s.drained and not s.closed]
+
+    def deliver(self, ups: Iterable[Up]) -> None:
+        """Send the messages of one step: one line for each gateway."""
+        batches: dict[str, list[UpMessage]] = {}
+        now = self._clock()
+        for up in ups:
+            for gateway in self._streams if up.gateway is None else (up.gateway,):
+                batches.setdefault(gateway, []).append(up.message)
+            if up.gateway is not None and not isinstance(up.message, TokenRun | Load):
+                answers = self._answers.setdefault(up.gateway, deque(maxlen=ANSWERS))
+                answers.append((now, up.message))
+        for gateway, messages in batches.items():
+            stream = self._streams.get(gateway)
+            if stream is not None and not stream.closed:
+                stream.write(_messages_line(messages))
+
+    def heartbeat(self, load: Load) -> None:
+        """Tell every gateway the worker's load, and forget old answers."""
+        line = _messages_line([load])
+        for stream in self._streams.values():
+            if not stream.closed:
+                stream.write(line)
+        for gateway in list(self._answers):
+            self._forget(gateway)
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.close()
+
+    def _forget(self, gateway: str) -> None:
+        answers = self._answers.get(gateway)
+        if answers is None:
+            return
+        oldest = self._clock() - ANSWERS_S
+        while answers and answers[0][0] < oldest:
+            answers.popleft()
+        if not answers:
+            del self._answers[gateway]
+
+
+def _line(body: dict[str, Any]) -> bytes:
+    return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _messages_line(messages: list[UpMessage]) -> bytes:
+    return _line({"messages": [encode(message) for message in messages]})
