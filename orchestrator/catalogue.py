@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -60,8 +61,9 @@ class Catalogue:
     models: dict[str, ModelFacts]
 
 
+@cache  # the files ship with the package: they do not change while it runs
 def load_catalogue() -> Catalogue:
-    """Read the packaged catalogue."""
+    """The packaged catalogue."""
     return Catalogue(
         chips={name: Chip.model_validate(raw) for name, raw in _read("chips.yaml").items()},
         models={name: ModelFacts.model_validate(raw) for name, raw in _read("models.yaml").items()},

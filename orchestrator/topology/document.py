@@ -36,8 +36,9 @@ class Document:
                 found = False
                 break
             node, key_at = child
-        block = not isinstance(node, ScalarNode)
-        if key_at is not None and (at_key or block or not found):
+        # A block starts on the line after its key, and a value that is not there nowhere at all.
+        elsewhere = not node.value if isinstance(node, ScalarNode) else not node.flow_style
+        if key_at is not None and (at_key or elsewhere or not found):
             return key_at
         return _start(node)
 

@@ -86,13 +86,13 @@ def _message(path: Path, kind: str, detail: ErrorDetails) -> str:
         case "value_error":
             return str(ctx["error"])
         case "greater_than":
-            return f"must be above {ctx['gt']}, got {value}"
+            return f"must be above {ctx['gt']:g}, got {value}"
         case "greater_than_equal":
-            return f"must be at least {ctx['ge']}, got {value}"
+            return f"must be at least {ctx['ge']:g}, got {value}"
         case "less_than":
-            return f"must be below {ctx['lt']}, got {value}"
+            return f"must be below {ctx['lt']:g}, got {value}"
         case "less_than_equal":
-            return f"must be at most {ctx['le']}, got {value}"
+            return f"must be at most {ctx['le']:g}, got {value}"
         case "finite_number":
             return f"must be a finite number, got {value}"
         case "string_too_short":

@@ -32,9 +32,9 @@ def _quantity(parse: Callable[[str], float], example: str) -> BeforeValidator:
         if isinstance(value, str):
             return parse(value)
         if info.context == FROM_FILE and value is not None:
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            problem = "has no unit" if number else "is not a quantity"
-            raise UnitError(f"{value!r} {problem}; write it such as {example}")
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                raise UnitError(f"{value!r} has no unit; write it such as {example}")
+            raise UnitError(f"expected a quantity such as {example}")
         return value
 
     return BeforeValidator(read)

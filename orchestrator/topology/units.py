@@ -3,10 +3,9 @@
 import math
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?"
-QUANTITY = re.compile(rf"(?P<sign>[+-]?)\s*(?P<number>{NUMBER})\s*(?P<unit>[^0-9.\s].*)?")
+QUANTITY = re.compile(rf"(?P<sign>[+-]?)\s*(?P<number>{NUMBER})\s*(?P<unit>[A-Za-zµμ/ ]*)")
 
 DURATIONS_S = {
     "us": 1e-6,
@@ -64,7 +63,7 @@ def _parse(text: str, units: Mapping[str, float], *, what: str, example: str) ->
     match = QUANTITY.fullmatch(text.strip())
     if match is None:
         raise UnitError(f"expected {what} such as {example}, got {text!r}")
-    unit = (match["unit"] or "").strip()
+    unit = match["unit"].replace(" ", "")
     if not unit:
         raise UnitError(f"{text!r} has no unit; write {what} such as {example}")
     if unit not in units:
@@ -87,7 +86,6 @@ def _unknown_unit(
             f"{number}{prefix}B/s for bytes per second"
         )
     same = [known for known in units if known.lower() == unit.lower()]
-    near = same or get_close_matches(unit, units, n=1)
-    if near:
-        return f"unknown unit {unit!r} in {text!r}; did you mean {number}{near[0]}?"
+    if same:
+        return f"unknown unit {unit!r} in {text!r}; did you mean {number}{same[0]}?"
     return f"unknown unit {unit!r} in {text!r}; write it such as {example}"

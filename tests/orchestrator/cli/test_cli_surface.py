@@ -1,0 +1,83 @@
+"""The command line's surface, frozen: whoever changes it changes this table and knows why."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from orchestrator.cli.main import COMMANDS, run
+
+ROOT = Path(__file__).parents[3]
+
+# command -> its options and arguments, as one types them
+SURFACE = {
+    "validate": ["-o/--output", "file"],
+}
+
+
+def surface(name: str) -> dict[str, list[str]]:
+    """A command's parameters, and those of its subcommands by their full names."""
+    app = importlib.import_module(f"orchestrator.cli.{name}").app
+    found = {}
+    new = [(name, typer.main.get_command(app))]
+    while new:
+        full_name, command = new.pop()
+        below = getattr(command, "commands", {})
+        if below:
+            new += [(f"{full_name} {sub}", subcommand) for sub, subcommand in below.items()]
+        else:
+            found[full_name] = sorted("/".join(p.opts + p.secondary_opts) for p in command.params)
+    return found
+
+
+def test_the_surface() -> None:
+    found = {}
+    for name in COMMANDS:
+        found |= surface(name)
+    assert found == SURFACE
+
+
+@pytest.mark.parametrize("command", SURFACE)
+def test_every_command_can_write_json(command: str) -> None:
+    assert "-o/--output" in SURFACE[command]
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name, line in COMMANDS.items():
+        assert f"  {name} " in text
+        assert line in text
+
+
+def test_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    assert "usage: pdd COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    assert f"pdd {name}" in capsys.readouterr().out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from orchestrator.cli.main import run\n"
+        "run(['--help'])\n"
+        "heavy = {'torch', 'ray', 'transformers', 'pydantic', 'typer'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
