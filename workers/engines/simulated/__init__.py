@@ -1,0 +1,1 @@
+"""The simulated engine: deterministic tokens and KV, modelled time, real block accounting."""
