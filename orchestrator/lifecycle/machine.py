@@ -28,6 +28,7 @@ from orchestrator.state.events import (
     Ticked,
     WorkerDraining,
     WorkerLost,
+    WorkerReturned,
     WorkerUp,
 )
 from orchestrator.state.views import LinkView, WorkerView, World
@@ -235,6 +236,12 @@ class Machine:
         if view is not None:
             view.draining = True
 
+    def _worker_returned(self, event: WorkerReturned, now: float) -> None:
+        view = self.ctx.world.workers.get(event.worker)
+        if view is not None:
+            view.draining = False
+            self.ctx.room_made = True
+
     def _reconnected(self, event: Reconnected, now: float) -> None:
         for req in list(self.requests.values()):
             legs = [leg for leg in req.legs.values() if leg.worker == event.worker]
@@ -312,6 +319,7 @@ _HANDLERS: dict[type[Any], Callable[[Machine, Any, float], None]] = {
     WorkerUp: Machine._worker_up,
     WorkerLost: Machine._worker_lost,
     WorkerDraining: Machine._worker_draining,
+    WorkerReturned: Machine._worker_returned,
     Reconnected: Machine._reconnected,
     LinkMeasured: Machine._link_measured,
     Ticked: Machine._ticked,

@@ -105,6 +105,13 @@ def start_again(ctx: Context, req: Request, now: float) -> bool:
     return False
 
 
+def retry(ctx: Context, req: Request, now: float) -> None:
+    """Look for workers again, or for how much longer to wait."""
+    req.retry_at = None
+    if not req.legs:
+        start_again(ctx, req, now)
+
+
 # ------------------------------------------------------------------ duties
 
 

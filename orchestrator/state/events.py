@@ -87,6 +87,13 @@ class WorkerDraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReturned:
+    """A draining worker takes new legs again: its site's lease was renewed."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reconnected:
     """A worker's token stream broke and is open again; what it said meanwhile may be lost."""
 
@@ -115,6 +122,7 @@ Event = (
     | WorkerUp
     | WorkerLost
     | WorkerDraining
+    | WorkerReturned
     | Reconnected
     | LinkMeasured
     | Ticked
