@@ -5,7 +5,7 @@ from pathlib import Path as FilePath
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 
 from orchestrator.topology.mistakes import Mistake, Path, TopologyError, path_text
 
@@ -37,7 +37,8 @@ class Document:
                 break
             node, key_at = child
         # A block starts on the line after its key, and a value that is not there nowhere at all.
-        elsewhere = not node.value if isinstance(node, ScalarNode) else not node.flow_style
+        empty = isinstance(node, ScalarNode) and not node.value
+        elsewhere = empty or (isinstance(node, CollectionNode) and not node.flow_style)
         if key_at is not None and (at_key or elsewhere or not found):
             return key_at
         return _start(node)
