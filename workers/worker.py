@@ -176,6 +176,11 @@ class Worker:
         """Nothing is held for anybody and nothing runs."""
         return not self._legs and self._step is None
 
+    @property
+    def leg_count(self) -> int:
+        """Legs that are here, held and paused ones too."""
+        return len(self._legs)
+
     def next_deadline(self) -> float | None:
         """When to call `expire`; None: nothing to wait for, or the running step's end does it."""
         if self._step is not None:
