@@ -1,6 +1,7 @@
 """A worker as a process: load the engine, serve, end. `python -m workers.service.process FILE`."""
 
 import importlib
+import json
 import logging
 import os
 import signal
@@ -13,12 +14,17 @@ from pathlib import Path
 import uvloop
 from pydantic import TypeAdapter, ValidationError
 
+from workers.costs import MeasuredCosts
 from workers.engines.base import Engine
 from workers.engines.models import ModelError, resolve_model
+from workers.engines.simulated.engine import SimulatedEngine
+from workers.engines.simulated.model import SimulatedModel
 from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig
 from workers.service.logs import log_to
 from workers.service.server import WorkerServer
 from workers.worker import Worker
+
+SIMULATED_MODEL = "simulated"
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +40,35 @@ def _load_torch(config: WorkerConfig) -> Engine:
 
 
 def _load_simulated(config: WorkerConfig) -> Engine:
-    raise NotImplementedError
+    speed = config.simulated
+    return SimulatedEngine(
+        _simulated_model(config.model),
+        MeasuredCosts(prefill_tokens_per_s=speed.prefill_tokens_per_s, decode_step_s=speed.step_s),
+        kv_total_tokens=config.kv_tokens,
+        block_size=config.block_size,
+        chunk_tokens=config.chunk_tokens,
+    )
 
 
-# A loader imports its engine itself: torch is large, and a simulated worker does without.
+def _simulated_model(name: str) -> SimulatedModel:
+    """A model of the real one's shape, so that byte counts are true; "simulated": a tiny one."""
+    if name == SIMULATED_MODEL:
+        return SimulatedModel()
+    shape = json.loads((resolve_model(name) / "config.json").read_bytes())
+    heads = shape["num_attention_heads"]
+    ends = shape["eos_token_id"]
+    return SimulatedModel(
+        name=name,
+        layers=shape["num_hidden_layers"],
+        kv_heads=shape.get("num_key_value_heads") or heads,
+        head_size=shape.get("head_dim") or shape["hidden_size"] // heads,
+        vocab_size=shape["vocab_size"],
+        max_context=shape["max_position_embeddings"],
+        stop_ids=tuple(ends) if isinstance(ends, list) else (ends,),
+    )
+
+
+# The torch engine is imported by its loader: torch is large, and a simulated worker does without.
 ENGINES: dict[str, Callable[[WorkerConfig], Engine]] = {
     "torch": _load_torch,
     "simulated": _load_simulated,
@@ -94,9 +125,10 @@ class WorkerProcess:
         except MemoryError as error:
             wanted = f"the model and {config.kv_tokens} tokens of KV"
             raise StartFailed(f"not enough memory for {wanted}") from error
-        except (RuntimeError, ValueError, OSError) as error:
-            text = str(error).strip().splitlines() or [type(error).__name__]
-            raise StartFailed(f"cannot load {config.model!r}: {text[0]}") from error
+        except (RuntimeError, ValueError, KeyError, OSError) as error:
+            text = str(error).strip().splitlines() or [""]
+            what = f"{type(error).__name__}: {text[0]}"
+            raise StartFailed(f"cannot load {config.model!r}: {what}") from error
 
     async def _serve(self, engine: Engine, secret: str, http: socket.socket) -> int:
         config = self._config

@@ -150,7 +150,7 @@ class WorkerServer:
             return {
                 "held_tokens": self._engine.kv_held_tokens(),
                 "free_tokens": self._engine.kv_free_tokens(),
-                "legs": len(worker._legs),
+                "legs": worker.leg_count,
             }
 
         return await self._thread.ask(count)
