@@ -97,10 +97,10 @@ class Leg:
         at = min(at, start.limit)
         return at if at > len(self.own) else None
 
-    def export_target(self) -> int | None:
-        """The output length that must be computed for some export; None: no export waits."""
-        wanted = max((s.stop for s in self.exports.values()), default=0)
-        return len(self.own) if wanted > self.prompt_len else None
+    @property
+    def export_stop(self) -> int:
+        """The first token that no export wants."""
+        return max((send.stop for send in self.exports.values()), default=0)
 
     # ---------------------------------------------------------------- law and history
 
@@ -184,6 +184,8 @@ class Leg:
             self.hist.append(history)
 
     def _truncate(self, length: int) -> None:
+        if length < self.applied:
+            self.applied = self.cut = length
         del self.own[length:]
         del self.hist[length + 1 :]
         if self.details:
