@@ -1,0 +1,97 @@
+"""Starting an emulated line and telling it what to do while it runs."""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+_START_S = 15.0
+_ANSWER_S = 5.0
+
+
+class LineError(Exception):
+    """The emulator did not start, is gone, or refused a request; the text says why."""
+
+
+class LineControl:
+    """A connection to an emulator's control port; every verb raises LineError."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def connect(cls, port: int) -> "LineControl":
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 20))
+        except (OSError, TimeoutError) as error:
+            raise LineError(f"no emulator at port {port}: {error}") from error
+
+    async def forward(self, target: str, from_site: str, to_site: str, plane: str) -> int:
+        """A port on 127.0.0.1 from which connections cross the line to `target` (host:port).
+
+        `plane` is "control", "tokens" or "kv".
+        """
+        answer = await self._ask(
+            op="forward", target=target, from_site=from_site, to_site=to_site, plane=plane
+        )
+        return int(answer["port"])
+
+    async def set(self, line: str, **values: float) -> None:
+        """Change `delay_s`, `rate_bytes_per_s`, `jitter_s` or `loss` of both directions."""
+        await self._ask(op="set", line=line, values=values)
+
+    async def cut(self, line: str) -> None:
+        """Nothing moves until `restore`; connections stay open and nothing is lost."""
+        await self._ask(op="cut", line=line)
+
+    async def restore(self, line: str) -> None:
+        await self._ask(op="restore", line=line)
+
+    async def stats(self) -> dict[str, Any]:
+        """{line: {"from->to": {sent_bytes: {plane: n}, queued_bytes: {plane: n}, cut, ...}}}"""
+        return (await self._ask(op="stats"))["lines"]
+
+    async def close(self) -> None:
+        self._writer.close()
+
+    async def _ask(self, **message: Any) -> dict[str, Any]:
+        async with self._turn:
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    self._writer.write(json.dumps(message).encode() + b"\n")
+                    await self._writer.drain()
+                    answer = json.loads(await self._reader.readuntil(b"\n"))
+            except (OSError, EOFError, TimeoutError) as error:
+                raise LineError(f"the emulator does not answer: {error!r}") from error
+        if "error" in answer:
+            raise LineError(answer["error"])
+        return answer
+
+
+async def start_emulator(config: dict[str, Any]) -> tuple[asyncio.subprocess.Process, LineControl]:
+    """Start an emulator of `config` (see transport.emulator.__main__) and connect to it.
+
+    It ends when the process's standard input is closed or this process ends. Raises LineError.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "transport.emulator",
+        json.dumps(config),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_START_S):
+            line = await process.stdout.readline()
+    except TimeoutError as error:
+        process.kill()
+        raise LineError(f"the emulator was not ready within {_START_S:g} s") from error
+    ready = json.loads(line) if line else {"error": f"exit code {await process.wait()}"}
+    if "error" in ready:
+        raise LineError(f"the emulator did not start: {ready['error']}")
+    return process, await LineControl.connect(ready["control_port"])
