@@ -1,0 +1,433 @@
+"""Worker servers as processes of their own, with simulated engines, over real sockets."""
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from workers.api.messages import (
+    DownMessage,
+    Feed,
+    KVStats,
+    Landed,
+    Load,
+    Pause,
+    Paused,
+    Refused,
+    Resync,
+    Role,
+    SendKV,
+    Start,
+    Stop,
+    TokenRun,
+    UpMessage,
+)
+from workers.api.wire import UP, decode, encode
+
+ROOT = Path(__file__).parents[2]
+SECRET = "a-secret-of-this-test"
+PROMPT = tuple(range(50, 250))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(good: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+    """What `good` returns once that is true. Bounded."""
+    pause = threading.Event()
+    end = time.monotonic() + timeout_s
+    while not (value := good()):
+        assert time.monotonic() < end, "waited in vain"
+        pause.wait(0.02)
+    return value
+
+
+class Server:
+    """A worker process and a client of it."""
+
+    def __init__(self, folder: Path, name: str, **changes: Any) -> None:
+        self.http_port, self.kv_port = free_port(), free_port()
+        config = {
+            "name": name,
+            "site": "here",
+            "pool": "test",
+            "roles": ["prefill", "relay", "main"],
+            "model": "simulated",
+            "engine": "simulated",
+            "simulated": {"prefill_tokens_per_s": 20000.0, "step_s": 0.01},
+            "kv_tokens": 2048,
+            "http_port": self.http_port,
+            "kv_port": self.kv_port,
+        }
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(config | changes))
+        self.errors = folder / f"{name}.log"
+        with self.errors.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "workers.service.process", str(path)],
+                cwd=ROOT,
+                env=dict(os.environ, PDD_SECRET=SECRET, OMP_NUM_THREADS="1"),
+                stderr=log,
+            )
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.http_port}",
+            headers={"authorization": f"Bearer {SECRET}"},
+            timeout=5.0,
+        )
+
+    def up(self) -> "Server":
+        wait_until(self.healthy, 20.0)
+        return self
+
+    def healthy(self) -> bool:
+        assert self.process.poll() is None, self.errors.read_text()
+        try:
+            return self.http.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def post(self, path: str, *messages: DownMessage, gateway: str | None = None) -> None:
+        body = orjson.dumps({"messages": [encode(m) for m in messages]})
+        params = {} if gateway is None else {"gateway": gateway}
+        assert self.http.post(path, content=body, params=params).status_code == 200
+
+    def held_tokens(self) -> int:
+        return self.http.get("/blocks").json()["held_tokens"]
+
+    def kill(self) -> None:
+        self.http.close()
+        self.process.kill()
+        self.process.wait(10)
+
+
+class Reader:
+    """A gateway's end of one token stream, read in a thread."""
+
+    def __init__(self, server: Server, gateway: str) -> None:
+        self.messages: list[UpMessage] = []
+        self.lines: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.hello: dict[str, Any] | None = None
+        self._client = httpx.Client(
+            base_url=server.http.base_url, headers=server.http.headers, timeout=10.0
+        )
+        self._opened = threading.Event()
+        self._params = {"gateway": gateway}
+        self._response: httpx.Response | None = None
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+        assert self._opened.wait(5.0)
+
+    def _read(self) -> None:
+        try:
+            with self._client.stream("GET", "/tokens", params=self._params) as response:
+                self._response = response
+                for line in response.iter_lines():
+                    body = orjson.loads(line)
+                    self.hello = body.get("hello", self.hello)
+                    self.messages += [decode(m, UP) for m in body.get("messages", [])]
+                    self._opened.set()
+        except (httpx.TransportError, httpx.StreamClosed, OSError, ValueError):
+            return  # closed by the test or by the worker
+
+    def of(self, kind: type, request: str | None = None) -> list[Any]:
+        return [
+            m
+            for m in list(self.messages)
+            if isinstance(m, kind) and request in (None, getattr(m, "request", None))
+        ]
+
+    def ids(self, request: str, epoch: int) -> list[int]:
+        return [i for run in self.of(TokenRun, request) if run.epoch == epoch for i in run.ids]
+
+    def close(self) -> None:
+        network = self._response.extensions["network_stream"]
+        network.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        self.thread.join(5.0)
+        self._client.close()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    folder = tmp_path_factory.mktemp("pair")
+    a, b = Server(folder, "a"), Server(folder, "b", block_size=32)
+    try:
+        yield a.up(), b.up()
+        assert (a.held_tokens(), b.held_tokens()) == (0, 0)
+    finally:
+        a.kill()
+        b.kill()
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(name: str, **changes: Any) -> Server:
+        servers.append(Server(tmp_path, name, **changes))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+def start_leg(request: str, epoch: int, role: Role, **changes: Any) -> Start:
+    values = {"limit": 12, "reserve": len(PROMPT) + 12, "prompt_ids": PROMPT, "gateway": "g"}
+    return Start(request=request, epoch=epoch, role=role, **(values | changes))
+
+
+def send_kv(request: str, to: str, address: str | None) -> SendKV:
+    return SendKV(
+        request=request,
+        epoch=1,
+        to_worker=to,
+        to_epoch=2,
+        start=0,
+        stop=len(PROMPT),
+        address=address,
+    )
+
+
+def run_to_end(request: str, prefill: Server, main: Server) -> list[int]:
+    """A request's tokens: prefilled on one worker, decoded on another (or the same)."""
+    down, up = Reader(prefill, "g"), Reader(main, "g2")
+    to, address = ("a", None) if prefill is main else ("b", f"127.0.0.1:{main.kv_port}@there")
+    main.post("/control", start_leg(request, 2, Role.MAIN, gateway="g2"))
+    prefill.post("/control", start_leg(request, 1, Role.PREFILL), send_kv(request, to, address))
+    first = wait_until(lambda: down.of(TokenRun, request))[0]
+    main.post("/feed", Feed(request=request, epoch=2, law=1, start=0, ids=first.ids))
+    wait_until(lambda: len(up.ids(request, 2)) == 11)
+    assert [run.index for run in up.of(TokenRun, request) if run.epoch == 2] == list(range(1, 12))
+    assert up.of(Landed, request) == [Landed(request=request, epoch=2, covered=0)]
+    if prefill is not main:
+        (stats,) = up.of(KVStats, request)
+        assert stats.bytes_raw == len(PROMPT) * main.http.get("/info").json()["kv_bytes_per_token"]
+    prefill.post("/control", Stop(request=request, epoch=1))
+    main.post("/control", Stop(request=request, epoch=2))
+    wait_until(lambda: prefill.held_tokens() == main.held_tokens() == 0, 1.0)
+    down.close()
+    up.close()
+    return [*first.ids, *up.ids(request, 2)]
+
+
+def test_kv_crosses_and_tokens_equal_a_run_on_one_worker(pair):
+    a, b = pair
+    assert run_to_end("across", a, b) == run_to_end("local", a, a)
+
+
+def test_the_stream_begins_with_hello_and_carries_load(pair):
+    a, _ = pair
+    reader = Reader(a, "hello")
+    assert reader.hello["worker"] == "a"
+    assert reader.hello["info"]["block_size"] == 16
+    load = wait_until(lambda: reader.of(Load), 3.0)[0]
+    assert load.kv_total_tokens == 2048
+    reader.close()
+
+
+def test_a_dropped_stream_is_made_good(pair):
+    """Tokens by a resync; answers that were said to the old stream are said again."""
+    a, _ = pair
+    reader = Reader(a, "drop")
+    a.post(
+        "/control",
+        start_leg("drop", 1, Role.PREFILL, gateway="drop"),
+        start_leg("drop", 2, Role.MAIN, gateway="drop", limit=40, reserve=300),
+        send_kv("drop", "a", None),
+    )
+    first = wait_until(lambda: reader.of(TokenRun, "drop"))[0]
+    a.post("/feed", Feed(request="drop", epoch=2, law=1, start=0, ids=first.ids))
+    wait_until(lambda: len(reader.ids("drop", 2)) >= 3)
+    reader.close()
+
+    again = Reader(a, "drop")
+    assert again.of(Landed, "drop")
+    a.post("/feed", Resync(request="drop", epoch=2, start=1))
+    wait_until(lambda: {39} <= {r.index + len(r.ids) - 1 for r in again.of(TokenRun, "drop")})
+    told: dict[int, int] = {}
+    for run in again.of(TokenRun, "drop") + reader.of(TokenRun, "drop"):
+        if run.epoch == 2:
+            for index, token in enumerate(run.ids, run.index):
+                assert told.setdefault(index, token) == token
+    assert sorted(told) == list(range(1, 40))
+    a.post("/control", Stop(request="drop", epoch=1), Stop(request="drop", epoch=2))
+    again.close()
+
+
+def test_a_newer_stream_of_a_gateway_replaces_the_older(pair):
+    a, _ = pair
+    old = Reader(a, "twice")
+    new = Reader(a, "twice")
+    old.thread.join(5.0)
+    assert not old.thread.is_alive()
+    assert wait_until(lambda: new.of(Load), 3.0)
+    new.close()
+
+
+def test_pause_is_answered(pair):
+    a, _ = pair
+    reader = Reader(a, "p")
+    a.post(
+        "/control", start_leg("p", 1, Role.MAIN, gateway="p"), Pause(request="p", epoch=1, seq=1)
+    )
+    assert wait_until(lambda: reader.of(Paused, "p")) == [Paused(request="p", epoch=1, seq=1, at=0)]
+    a.post("/control", Stop(request="p", epoch=1))
+    reader.close()
+
+
+@pytest.mark.parametrize("path", ["/info", "/health", "/blocks", "/tokens?gateway=g", "/nothing"])
+@pytest.mark.parametrize("key", [{}, {"authorization": "Bearer wrong"}])
+def test_without_the_secret_nothing_is_told(pair, path, key):
+    refused = httpx.get(f"http://127.0.0.1:{pair[0].http_port}{path}", headers=key)
+    assert refused.status_code == 401
+    assert "bearer" in refused.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/control", b"{", "not JSON"),
+        ("/control", b"[]", "messages"),
+        ("/control", b'{"messages": [{"kind": "stop", "request": "r"}]}', "epoch missing"),
+        ("/control", b'{"messages": [{"kind": "stop", "request": "r", "epoch": "x"}]}', "epoch"),
+        ("/control", b'{"messages": [{"kind": "tok"}]}', "kind"),
+        ("/feed", b'{"messages": [{"kind": "stop", "request": "r", "epoch": 1}]}', "kind"),
+    ],
+)
+def test_a_malformed_message_is_a_400_that_names_the_field(pair, path, body, words):
+    refused = pair[0].http.post(path, content=body)
+    assert refused.status_code == 400
+    assert words in refused.json()["error"]
+
+
+def test_a_stop_interrupts_a_long_step(start_server):
+    slow = {"prefill_tokens_per_s": 10.0, "step_s": 0.01}
+    server = start_server("slow", simulated=slow).up()
+    server.post("/control", start_leg("long", 1, Role.PREFILL))
+    wait_until(lambda: server.http.get("/health").json()["ok"])
+    server.post("/control", Stop(request="long", epoch=1))
+    began = time.monotonic()
+    assert server.held_tokens() == 0
+    assert time.monotonic() - began < 1.0
+
+
+def test_legs_of_a_gateway_that_is_gone_are_freed(start_server):
+    server = start_server("leased", lease_s=1.5).up()
+    kept, left = Reader(server, "kept"), Reader(server, "left")
+    server.post("/control", start_leg("k", 1, Role.MAIN, gateway="kept"))
+    server.post("/control", start_leg("l", 1, Role.MAIN, gateway="left"))
+    both = server.held_tokens()
+    left.close()
+    wait_until(lambda: server.held_tokens() == both // 2, 4.0)
+    kept.close()
+    wait_until(lambda: server.held_tokens() == 0, 4.0)
+
+
+def test_a_gateway_that_posted_under_its_name_is_held_to_that(start_server):
+    """Its open stream alone proves nothing: over a cut line it stays open."""
+    server = start_server("posted", lease_s=1.5).up()
+    reader = Reader(server, "named")
+    server.post("/control", start_leg("n", 1, Role.MAIN, gateway="named"), gateway="named")
+    for _ in range(5):
+        assert server.held_tokens() > 0
+        server.post("/feed", gateway="named")
+        threading.Event().wait(0.5)
+    wait_until(lambda: server.held_tokens() == 0, 4.0)
+    reader.close()
+
+
+def test_sigterm_drains(start_server):
+    server = start_server("drained").up()
+    reader = Reader(server, "g")
+    server.post(
+        "/control",
+        start_leg("d", 1, Role.PREFILL),
+        start_leg("d", 2, Role.MAIN, limit=40, reserve=300),
+        send_kv("d", "drained", None),
+    )
+    first = wait_until(lambda: reader.of(TokenRun, "d"))[0]
+    server.post("/feed", Feed(request="d", epoch=2, law=1, start=0, ids=first.ids))
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: server.http.get("/health").json()["draining"])
+    server.post("/control", start_leg("late", 1, Role.PREFILL))
+    refused = wait_until(lambda: reader.of(Refused, "late"))[0]
+    assert "draining" in refused.reason
+    wait_until(lambda: len(reader.ids("d", 2)) == 39)
+    assert server.process.poll() is None
+    server.post("/control", Stop(request="d", epoch=1), Stop(request="d", epoch=2))
+    assert server.process.wait(5.0) == 0
+
+
+def test_a_worker_ends_when_its_parent_does(start_server, tmp_path):
+    server = start_server("child").up()
+    config = tmp_path / "child.json"
+    ports = {"http_port": free_port(), "kv_port": free_port()}
+    config.write_text(json.dumps(json.loads(config.read_text()) | ports))
+    program = (
+        "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); input()"
+    )
+    command = [sys.executable, "-m", "workers.service.process", str(config)]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, *command],
+        cwd=ROOT,
+        env=dict(os.environ, PDD_SECRET=SECRET),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{ports['http_port']}/health"
+
+    def answers() -> bool:
+        try:
+            return httpx.get(url, headers=server.http.headers).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        child = int(parent.stdout.readline())
+        wait_until(answers, 20.0)
+    finally:
+        parent.kill()
+        parent.wait(10)
+    wait_until(lambda: not answers(), 5.0)
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"engine": "torch", "model": "no/such/model"}, "no such directory"),
+        ({"engine": "abacus"}, "known are torch, simulated"),
+        ({"roles": ["boss"]}, "roles"),
+        ({"kv_tokens": "many"}, "kv_tokens"),
+    ],
+)
+def test_a_worker_that_cannot_start_says_why_in_one_line(start_server, changes, words):
+    server = start_server("broken", **changes)
+    assert server.process.wait(20.0) == 1
+    last = server.errors.read_text().splitlines()[-1]
+    assert last.startswith("worker cannot start: ")
+    assert words in last
+
+
+def test_a_taken_port_is_named(start_server, pair):
+    server = start_server("second", http_port=pair[0].http_port)
+    assert server.process.wait(20.0) == 1
+    assert f"port {pair[0].http_port} on 127.0.0.1: Address already in use" in (
+        server.errors.read_text()
+    )
