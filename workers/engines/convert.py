@@ -35,16 +35,14 @@ class ConversionFailed(Exception):
     """The file cannot be converted; the text says what it holds."""
 
 
-def convert_gguf(
-    source: Path, target: Path, progress: Callable[[int, int, str], None]
-) -> None:
+def convert_gguf(source: Path, target: Path, progress: Callable[[int, int, str], None]) -> None:
     """Write config, float32 weights, tokenizer and generation config of `source` into `target`.
 
     The weights are the dequantised ones, bit for bit. Raises ConversionFailed.
     """
     progress(0, 1, "reading the model file")
     reader = GGUFReader(str(source))
-    fields = {name: field for name, field in reader.fields.items()}
+    fields = reader.fields
 
     def value(key: str, default: Any = None) -> Any:
         return fields[key].contents() if key in fields else default

@@ -64,9 +64,7 @@ def gumbel(seed: int, index: int, size: int) -> np.ndarray:
     return -np.log(-np.log(uniform))
 
 
-def _noisy_best(
-    adjusted: np.ndarray, sampling: Sampling, index: int
-) -> tuple[int, float | None]:
+def _noisy_best(adjusted: np.ndarray, sampling: Sampling, index: int) -> tuple[int, float | None]:
     """The drawn token, and its lead over the next best candidate, noise included, in logits.
 
     A single candidate has no noisy rival; its lead is then over the next best plain logit.

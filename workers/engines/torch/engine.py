@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from threading import Lock
 
 import numpy as np
@@ -22,6 +22,7 @@ from workers.engines.base import (
 )
 from workers.engines.sampler import draw
 from workers.engines.torch.attention import PagedStep, Rows, running
+from workers.engines.torch.batch import Entry, TorchStep, choose_batch
 from workers.engines.torch.sequence import Incoming, SequenceState
 from workers.engines.torch.store import KVStore
 from workers.kv.pool import BlockPool, PoolFull
@@ -30,31 +31,6 @@ from workers.kv.prefix import CANONICAL_TOKENS, root_key
 
 class _Cancelled(Exception):
     """Every sequence of the running step has been cancelled."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """One sequence's part of a step: run tokens [start, stop), then perhaps sample."""
-
-    seq: SequenceState
-    start: int
-    stop: int
-    sample: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TorchStep:
-    """A chosen batch; see `Engine.begin`."""
-
-    entries: tuple[_Entry, ...]
-
-    @property
-    def seqs(self) -> tuple[SeqId, ...]:
-        return tuple(entry.seq.id for entry in self.entries)
-
-    @property
-    def duration_s(self) -> float | None:
-        return None
 
 
 class TorchEngine:
@@ -267,26 +243,13 @@ class TorchEngine:
     # ------------------------------------------------------------ steps
 
     def begin(self) -> TorchStep | None:
-        """Decode rows first, then extends, then prompts within a budget; each in opening order.
-
-        Extends go before prompts because somebody is waiting in the middle of an answer.
-        """
-        decodes: list[_Entry] = []
-        extends: list[_Entry] = []
-        prompts: list[_Entry] = []
         with self._lock:
-            for state in self._sequences.values():
-                work = state.work(self.info.max_context, self._block_size)
-                if work is None:
-                    continue
-                entry = _Entry(state, *work, sample=state.wants_token_at(work[1]))
-                if entry.stop - entry.start == 1:
-                    decodes.append(entry)
-                elif len(state.tokens) > state.spec.prompt_len:
-                    extends.append(entry)
-                else:
-                    prompts.append(entry)
-            entries = decodes + _within_budget(extends + prompts, self._chunk_tokens)
+            entries = choose_batch(
+                self._sequences.values(),
+                context=self.info.max_context,
+                block_size=self._block_size,
+                chunk_tokens=self._chunk_tokens,
+            )
             for entry in entries:
                 self._pool.extend(entry.seq.table, self._blocks_for(entry.stop))
         return TorchStep(tuple(entries)) if entries else None
@@ -307,7 +270,7 @@ class TorchEngine:
             return self._finished(entries, logits)
 
     def _run(
-        self, entries: Sequence[_Entry], rows: Sequence[Rows], ids: Sequence[int]
+        self, entries: Sequence[Entry], rows: Sequence[Rows], ids: Sequence[int]
     ) -> np.ndarray:
         """The logits of the entries that sample, in their order, [n, vocab] float32."""
 
@@ -332,7 +295,7 @@ class TorchEngine:
             )
         return output.logits[0].float().numpy()
 
-    def _finished(self, entries: Sequence[_Entry], logits: np.ndarray | None) -> StepResult:
+    def _finished(self, entries: Sequence[Entry], logits: np.ndarray | None) -> StepResult:
         samples: list[Sample] = []
         computed: dict[SeqId, int] = {}
         sampled = 0
@@ -357,11 +320,9 @@ class TorchEngine:
         banned = spec.stop_ids if index < spec.min_tokens else ()
         drawn = draw(logits, spec.sampling, state.tokens, spec.prompt_len, banned)
         state.tokens.append(drawn.token)
-        return Sample(
-            seq=state.id, token=drawn.token, logprobs=drawn.logprobs, margin=drawn.margin
-        )
+        return Sample(seq=state.id, token=drawn.token, logprobs=drawn.logprobs, margin=drawn.margin)
 
-    def _rows(self, entries: Sequence[_Entry]) -> list[Rows]:
+    def _rows(self, entries: Sequence[Entry]) -> list[Rows]:
         rows = []
         first = 0
         for entry in entries:
@@ -370,7 +331,7 @@ class TorchEngine:
             first += entry.stop - entry.start
         return rows
 
-    def _still_wanted(self, entry: _Entry) -> bool:
+    def _still_wanted(self, entry: Entry) -> bool:
         """Whether nothing has happened to the sequence since `begin` that makes this part void."""
         state = entry.seq
         return (
@@ -430,18 +391,3 @@ class TorchEngine:
         self._store.copy_slots(
             source * self._block_size + offsets, target * self._block_size + offsets
         )
-
-
-def _within_budget(entries: Sequence[_Entry], budget: int) -> list[_Entry]:
-    """The first entries whose tokens fit in `budget`; the last one may be cut to a chunk."""
-    chosen = []
-    for entry in entries:
-        if budget == 0:
-            break
-        count = min(entry.stop - entry.start, budget)
-        whole = count == entry.stop - entry.start
-        chosen.append(
-            _Entry(entry.seq, entry.start, entry.start + count, entry.sample and whole)
-        )
-        budget -= count
-    return chosen

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,23 @@ from workers.engines.torch.store import KVStore
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory and what it needs of an engine; several engines may share one."""
+
+    name: str
+    model: PreTrainedModel
+    tensors: str
+    tokenizer: str
+    kv_heads: int
+    head_size: int
+    rope: str
+    windows: tuple[int | None, ...]
+    max_context: int
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+
+
 def load_torch(
     model_dir: Path,
     *,
@@ -43,10 +61,52 @@ def load_torch(
     kv_dtype: str = "bfloat16",
     chunk_tokens: int = 128,
 ) -> TorchEngine:
-    """An engine for the Hugging Face directory `model_dir`, computing in float32.
+    """An engine for the Hugging Face directory `model_dir`; see `build_engine`.
 
-    Its pool holds at least one block and at most `kv_tokens` tokens of `kv_dtype`; a step
-    prefills at most `chunk_tokens` tokens. Raises ModelError.
+    Raises ModelError.
+    """
+    return build_engine(
+        load_model(model_dir),
+        kv_tokens=kv_tokens,
+        block_size=block_size,
+        kv_dtype=kv_dtype,
+        chunk_tokens=chunk_tokens,
+    )
+
+
+def load_model(model_dir: Path) -> LoadedModel:
+    """Load in float32, refuse what the engine could not serve. Raises ModelError."""
+    check_directory(model_dir)
+    model = _load(model_dir)
+    config = model.config.get_text_config()
+    layers = _probe(model, model_dir)
+    return LoadedModel(
+        name=model_dir.name,
+        model=model,
+        tensors=_tensors_hash(model, model_dir),
+        tokenizer=blake2b((model_dir / "tokenizer.json").read_bytes(), digest_size=16).hexdigest(),
+        kv_heads=layers[0].k.shape[0],
+        head_size=layers[0].k.shape[2],
+        rope=_rope(config),
+        windows=tuple(layer.window for layer in layers),
+        max_context=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+        stop_ids=_stop_ids(model),
+    )
+
+
+def build_engine(
+    loaded: LoadedModel,
+    *,
+    kv_tokens: int,
+    block_size: int = 16,
+    kv_dtype: str = "bfloat16",
+    chunk_tokens: int = 128,
+) -> TorchEngine:
+    """An engine with a pool of its own: `kv_tokens` rounded down to whole blocks.
+
+    K and V are kept, attended over and moved as `kv_dtype`; a step prefills at most
+    `chunk_tokens` tokens.
     """
     if kv_dtype not in BYTES_PER_ELEMENT:
         raise ValueError(f"kv_dtype {kv_dtype!r}: one of {', '.join(BYTES_PER_ELEMENT)}")
@@ -55,39 +115,29 @@ def load_torch(
             f"block_size {block_size}, kv_tokens {kv_tokens}, chunk_tokens {chunk_tokens}: "
             "need 1 <= block_size <= kv_tokens and chunk_tokens >= 1"
         )
-    check_directory(model_dir)
-    model = _load(model_dir)
-    config = model.config.get_text_config()
-    layers = _probe(model, model_dir)
-    fingerprint = Fingerprint(
-        tensors=_tensors_hash(model, model_dir),
-        tokenizer=blake2b((model_dir / "tokenizer.json").read_bytes(), digest_size=16).hexdigest(),
-        kv_dtype=kv_dtype,
-        layers=len(layers),
-        kv_heads=layers[0].k.shape[0],
-        head_size=layers[0].k.shape[2],
-        rope=_rope(config),
-        windows=tuple(layer.window for layer in layers),
-    )
-    blocks = kv_tokens // block_size
+    layers = len(loaded.windows)
+    slots = kv_tokens // block_size * block_size
     info = EngineInfo(
         engine="torch",
-        model=model_dir.name,
-        fingerprint=fingerprint,
+        model=loaded.name,
+        fingerprint=Fingerprint(
+            tensors=loaded.tensors,
+            tokenizer=loaded.tokenizer,
+            kv_dtype=kv_dtype,
+            layers=layers,
+            kv_heads=loaded.kv_heads,
+            head_size=loaded.head_size,
+            rope=loaded.rope,
+            windows=loaded.windows,
+        ),
         block_size=block_size,
-        kv_total_tokens=blocks * block_size,
-        max_context=config.max_position_embeddings,
-        vocab_size=config.vocab_size,
-        stop_ids=_stop_ids(model),
+        kv_total_tokens=slots,
+        max_context=loaded.max_context,
+        vocab_size=loaded.vocab_size,
+        stop_ids=loaded.stop_ids,
     )
-    store = KVStore(
-        fingerprint.layers,
-        info.kv_total_tokens,
-        fingerprint.kv_heads,
-        fingerprint.head_size,
-        kv_dtype,
-    )
-    return TorchEngine(model, info, store, chunk_tokens=chunk_tokens)
+    store = KVStore(layers, slots, loaded.kv_heads, loaded.head_size, kv_dtype)
+    return TorchEngine(loaded.model, info, store, chunk_tokens=chunk_tokens)
 
 
 def _load(path: Path) -> PreTrainedModel:
@@ -134,15 +184,18 @@ def _probe(model: PreTrainedModel, path: Path) -> list[LayerCall]:
             f"model {str(path)!r} ({config.model_type}) cannot run on the torch engine: {why}"
         )
 
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
-    if rope_type in _BATCH_DEPENDENT_ROPE:
-        raise refuse(f"its RoPE type {rope_type!r} depends on the batch")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *(p for p in rope.values() if isinstance(p, dict))):
+        if parameters.get("rope_type") in _BATCH_DEPENDENT_ROPE:
+            raise refuse(f"its RoPE type {parameters['rope_type']!r} depends on the batch")
     kinds = set(getattr(config, "layer_types", None) or ()) - {
         "full_attention",
         "sliding_attention",
     }
     if kinds:
         raise refuse(f"it has layers of type {', '.join(sorted(kinds))}")
+    if getattr(config, "max_position_embeddings", None) is None:
+        raise refuse("its config names no context limit (max_position_embeddings)")
     probe = _Probe()
     try:
         with torch.inference_mode(), running(probe):
@@ -176,9 +229,8 @@ def _stop_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 def _rope(config: Any) -> str:
     """Canonical JSON of what turns a position into a rotation."""
-    names = ("rope_parameters", "partial_rotary_factor", "rope_theta", "rope_scaling")
-    found = {name: getattr(config, name, None) for name in names}
-    return json.dumps({k: v for k, v in found.items() if v is not None}, sort_keys=True)
+    parameters = getattr(config, "rope_parameters", None)
+    return json.dumps(parameters, sort_keys=True)
 
 
 def _tensors_hash(model: PreTrainedModel, path: Path) -> str:
