@@ -53,7 +53,6 @@ def test_a_gateway_that_does_not_read_is_cut_off():
         stream = streams.open("g")
         serving = asyncio.create_task(stream({}, browser.receive, browser.send))
         await settle()
-        assert streams.readers() == ["g"]
         browser.reading.clear()
         written = 0
         while not stream.closed:
@@ -61,7 +60,6 @@ def test_a_gateway_that_does_not_read_is_cut_off():
             streams.deliver([run_of(1000)])
             written += 2000
             await settle()
-            assert streams.readers() == []
         await asyncio.wait_for(serving, 2.0)
         assert not browser.ended
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -46,8 +46,6 @@ class WorkerServer:
         self._draining = False
         self._drained = False
         self._parent = os.getppid()
-        # Gateways that name themselves when they post: their posts renew their lease.
-        self._posting: set[str] = set()
         self._info = {
             "worker": config.name,
             "site": config.site,
@@ -111,14 +109,15 @@ class WorkerServer:
     # ------------------------------------------------------------ what the front asks
 
     def take(self, messages: Sequence[DownMessage], gateway: str | None) -> None:
-        """Queue messages for the core; a stop also interrupts a running step."""
+        """Queue messages for the core; a stop also interrupts a running step.
+
+        What a gateway posts under its name, be it nothing, renews the lease on its legs.
+        """
         for message in messages:
             if isinstance(message, Stop):
                 self._thread.cancel(SeqId(message.request, message.epoch))
         if gateway is not None:
-            self._posting.add(gateway)
-
-            self._renew([gateway])
+            self._renew(gateway)
 
         def handle(worker: Worker, now: float) -> Sequence[Output]:
             return [output for message in messages for output in worker.handle(message, now)]
@@ -127,7 +126,7 @@ class WorkerServer:
             self._thread.submit(handle)
 
     def open_stream(self, gateway: str) -> TokenStream:
-        self._renew([gateway])
+        self._renew(gateway)
         return self._streams.open(gateway)
 
     def stream_ended(self, stream: TokenStream) -> None:
@@ -184,25 +183,19 @@ class WorkerServer:
         self._loop.call_soon_threadsafe(self._ended.set)
 
     async def _beat(self) -> None:
-        """Once a second: renew leases, tell the load, look after the parent process."""
+        """Once a second: tell the load, and look after the parent process."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if os.getppid() != self._parent:
                 log.warning("parent process is gone")
                 self._ended.set()
                 return
-            # A gateway that names itself when it posts is held to that: a cut line leaves its
-            # stream open. One that never does is trusted as long as it reads its stream.
-            self._renew(g for g in self._streams.readers() if g not in self._posting)
             if self._thread.healthy(self._config.stall_s):
                 self._streams.heartbeat(self._load())
 
-    def _renew(self, gateways: Iterable[str]) -> None:
-        def renew(worker: Worker, now: float) -> None:
-            for gateway in gateways:
-                worker.gateway_seen(gateway, now)
-
-        self._thread.look(renew)
+    def _renew(self, gateway: str) -> None:
+        """A gateway was heard. Its open stream says nothing: over a cut line it stays open."""
+        self._thread.look(lambda worker, now: worker.gateway_seen(gateway, now))
 
     def _load(self) -> Load:
         return dataclasses.replace(

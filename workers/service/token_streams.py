@@ -26,7 +26,6 @@ class TokenStream:
 
     def __init__(self, gateway: str) -> None:
         self.gateway = gateway
-        self.drained = True  # everything written so far was taken by the connection
         self._lines: list[bytes] = []
         self._size = 0
         self._ready = asyncio.Event()
@@ -40,7 +39,6 @@ class TokenStream:
         """Queue one line. A gateway that does not read is cut off: it reconnects and resyncs."""
         self._lines.append(line)
         self._size += len(line)
-        self.drained = False
         self._ready.set()
         if self._size > BACKLOG_BYTES:
             self.close()
@@ -73,7 +71,6 @@ class TokenStream:
             self._ready.clear()
             body, self._lines, self._size = b"".join(self._lines), [], 0
             await send({"type": "http.response.body", "body": body, "more_body": True})
-            self.drained = not self._lines
 
 
 async def _until_gone(receive: Receive) -> None:
@@ -109,10 +106,6 @@ class TokenStreams:
     def closed(self, stream: TokenStream) -> None:
         if self._streams.get(stream.gateway) is stream:
             del self._streams[stream.gateway]
-
-    def readers(self) -> list[str]:
-        """The gateways that are connected and have read all that was written."""
-        return [s.gateway for s in self._streams.values() if s.drained and not s.closed]
 
     def deliver(self, ups: Iterable[Up]) -> None:
         """Send the messages of one step: one line for each gateway."""
