@@ -36,7 +36,7 @@ class Incoming:
         return self.tokens if whole.all() else int(whole.argmin())
 
     def mark(self, layer: int, part: Part, start: int, stop: int) -> None:
-        self.arrived[layer, part is Part.VALUE, start:stop] = True
+        self.arrived[layer, 0 if part is Part.KEY else 1, start:stop] = True
 
 
 @dataclass(slots=True, eq=False)
