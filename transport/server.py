@@ -21,7 +21,6 @@ from transport.frames import (
 from transport.receiver import ASK_AGAIN_S, Receiver, Verdict
 from transport.wire import BROKEN, HandshakeRefused, Wire, until_first_ends, welcome
 
-_WINDOW_BYTES = 16 << 20
 _DECODES_PER_CONNECTION = 4  # bodies in memory per connection; more wait in the socket
 _THREADS = 2
 
@@ -32,6 +31,8 @@ class KVServer:
     """Takes streams from any number of senders and hands what arrives to `sink`.
 
     `sink.put` is called in a thread of this server's, everything else in the event loop's.
+    `window_bytes` is what one stream may have coded and unacknowledged; a stream whose connection
+    broke is given up after `resume_s`.
     """
 
     def __init__(
@@ -43,13 +44,14 @@ class KVServer:
         host: str = "127.0.0.1",
         port: int = 0,
         resume_s: float = 15.0,
+        window_bytes: int = 16 << 20,
     ) -> None:
         self._sink = sink
         self._name = name
         self._secret = secret.encode()
         self._host = host
         self._asked_port = port
-        self._receiver = Receiver(sink, window_bytes=_WINDOW_BYTES, resume_s=resume_s)
+        self._receiver = Receiver(sink, window_bytes=window_bytes, resume_s=resume_s)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv-decode")
         self._listener: asyncio.Server | None = None
         self._connections: dict[_Connection, asyncio.Task[None]] = {}

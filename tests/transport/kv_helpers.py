@@ -1,6 +1,7 @@
 """Slices that look like KV, and a sink that remembers what it was given."""
 
 import threading
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,10 +20,14 @@ def kv_like(rng: np.random.Generator, tokens: int, heads: int, size: int) -> np.
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
+@lru_cache
+def _whole(seed: int, heads: int, size: int) -> np.ndarray:
+    return kv_like(np.random.default_rng(seed), 1024, heads, size)
+
+
 def make_slice(layer: int, part: str, start: int, stop: int, *, heads=HEADS, size=SIZE) -> Slice:
     """The same bits for the same (layer, part, token), whatever the range."""
-    rng = np.random.default_rng(layer * 2 + (part == "v"))
-    data = kv_like(rng, stop, heads, size)[start:]
+    data = _whole(layer * 2 + (part == "v"), heads, size)[start:stop]
     return Slice(
         key=SliceKey(layer, part, start, stop),
         positions=np.arange(start, stop, dtype=np.int32),
