@@ -1,0 +1,1 @@
+"""The gateway's OpenAI-compatible HTTP surface; the driver stands behind `Service`."""

@@ -1,0 +1,116 @@
+"""The one border where failures become OpenAI-shaped HTTP errors."""
+
+import math
+import re
+from typing import NamedTuple
+
+import orjson
+from starlette.responses import Response
+
+from orchestrator.state.actions import Fail, Failure
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+
+class ApiError(Exception):
+    """An answer that is not what the client asked for, with its HTTP status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """`{"error": {...}}` as JSON."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return orjson.dumps({"error": error})
+
+    def headers(self) -> dict[str, str]:
+        """Retry-After in whole seconds, rounded up, where there is one."""
+        if self.retry_after_s is None:
+            return {}
+        return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+
+    def response(self) -> Response:
+        """The whole HTTP answer."""
+        return Response(self.body(), self.status, self.headers(), media_type="application/json")
+
+
+class _Border(NamedTuple):
+    status: int
+    kind: str
+    code: str
+
+
+FAILURES: dict[Failure, _Border] = {
+    Failure.OVERLOADED: _Border(503, SERVER, "overloaded"),
+    Failure.UNAVAILABLE: _Border(503, SERVER, "unavailable"),
+    Failure.TOO_LONG: _Border(400, INVALID, "context_length_exceeded"),
+    Failure.TIMED_OUT: _Border(504, SERVER, "timed_out"),
+    Failure.INTERNAL: _Border(500, SERVER, "internal_error"),
+}
+DEFAULT_RETRY_AFTER_S = 1.0
+
+
+def from_fail(fail: Fail) -> ApiError:
+    """The core's Fail in HTTP's words; every 503 tells when to come again."""
+    border = FAILURES[fail.failure]
+    retry_after_s = fail.retry_after_s
+    if border.status == 503 and retry_after_s is None:
+        retry_after_s = DEFAULT_RETRY_AFTER_S
+    return ApiError(
+        border.status,
+        scrub(fail.message),
+        kind=border.kind,
+        code=border.code,
+        retry_after_s=retry_after_s,
+    )
+
+
+def internal() -> ApiError:
+    """500, saying nothing about the inside."""
+    return ApiError(500, "internal error", kind=SERVER, code="internal_error")
+
+
+def unavailable(reason: str) -> ApiError:
+    """503 while the service is not ready."""
+    return ApiError(
+        503,
+        f"not ready: {scrub(reason)}",
+        kind=SERVER,
+        code="unavailable",
+        retry_after_s=DEFAULT_RETRY_AFTER_S,
+    )
+
+
+_ADDRESS = re.compile(
+    r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s,;)\]}'\"]+"  # any URL
+    r"|\[[0-9a-fA-F:]*:[0-9a-fA-F:.]*\](?::\d+)?"  # [IPv6]:port
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"  # IPv4:port
+    r"|\blocalhost:\d+\b"
+)
+_PATH = re.compile(r"(?<![\w./<>-])(?:~|\.{1,2})?/(?:[\w.@+~-]+/)*[\w.@+~-]+")
+
+
+def scrub(text: str) -> str:
+    """`text` without addresses and file paths: clients need not know our machines."""
+    return _PATH.sub("<path>", _ADDRESS.sub("<address>", text))

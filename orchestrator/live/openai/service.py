@@ -1,0 +1,62 @@
+"""What the HTTP surface needs from the gateway's driver."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from tokenizers import Tokenizer as Backend
+
+from orchestrator.state.actions import Emit, Fail, Finish
+from orchestrator.state.events import Arrived
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """The one model that is served. `created`: Unix seconds; `stop_ids`: end-of-text tokens."""
+
+    name: str
+    max_context: int
+    vocab_size: int
+    created: int
+    stop_ids: tuple[int, ...]
+
+
+class Tokenizer(Protocol):
+    """The part of a fast transformers tokenizer that is used here."""
+
+    chat_template: Any  # a template, several by name, or None
+
+    @property
+    def backend_tokenizer(self) -> Backend: ...
+    @property
+    def special_tokens_map(self) -> dict[str, Any]: ...
+
+
+class Submission(Protocol):
+    """One request's actions: Emit any number of times, then one Finish or Fail, then the end."""
+
+    def __aiter__(self) -> Self: ...
+    async def __anext__(self) -> Emit | Finish | Fail: ...
+
+    async def aclose(self) -> None:
+        """Cancel the request on every leg if it has not ended; harmless when repeated."""
+
+
+class Service(Protocol):
+    """The driver as the HTTP surface sees it. An async generator function fits `submit`."""
+
+    @property
+    def model(self) -> ModelCard: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def ready(self) -> str | None:
+        """None: requests can be served now; else why not, in words for the client."""
+
+    def submit(self, arrived: Arrived) -> Submission:
+        """Begin the request; nothing has to happen before the first `__anext__`."""
+
+    def new_request_id(self) -> str:
+        """An id no other request of any gateway has."""
+
+    def status(self) -> dict[str, Any]:
+        """What `pdd status` shows, as JSON values."""

@@ -1,0 +1,1 @@
+"""What the gateway counts and times, as Prometheus metrics."""

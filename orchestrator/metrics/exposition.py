@@ -1,0 +1,21 @@
+"""A gateway's metrics in one registry of its own."""
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from orchestrator.metrics.requests import RequestMetrics
+from orchestrator.metrics.workers import WorkerMetrics
+
+
+class Metrics:
+    """Made once per gateway: the HTTP surface sets `requests`, the driver `workers`."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self.requests = RequestMetrics(registry)
+        self.workers = WorkerMetrics(registry)
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self._registry)
