@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 
 from transport.base import LinkEstimate, Offer, Slice, SliceKey, StreamId
 from transport.codecs import CODECS, encode_slice
@@ -122,7 +123,7 @@ class Outgoing:
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._sent: dict[SliceKey, tuple[Sent, Data]] = {}
-        self.machine = Sender(offer, self._loop.time(), resume_s=client.resume_s)
+        self.machine = Sender(offer, monotonic(), resume_s=client.resume_s)
         channel.add(self)
         self.settle()
 
@@ -176,11 +177,11 @@ class Outgoing:
             return
         deadline = self.machine.next_deadline()
         if deadline is not None:
-            self._timer = self._loop.call_at(deadline, self._on_timer)
+            self._timer = self._loop.call_later(max(0.0, deadline - monotonic()), self._on_timer)
 
     def next_data(self) -> Data | None:
         """The piece to write next."""
-        now = self._loop.time()
+        now = monotonic()
         data = self.machine.next_data(now)
         if data is not None:
             peer = self._channel.peer
@@ -189,7 +190,7 @@ class Outgoing:
 
     def arrived(self, frame: Frame) -> None:
         """A frame of this stream, from the receiver."""
-        now = self._loop.time()
+        now = monotonic()
         if isinstance(frame, Ack | Done):
             for key in frame.keys if isinstance(frame, Ack) else tuple(self._sent):
                 if key in self._sent:
@@ -204,7 +205,7 @@ class Outgoing:
     def disconnected(self, reason: str) -> None:
         """The channel lost its connection."""
         self._sent.clear()
-        self.machine.disconnected(reason, self._loop.time())
+        self.machine.disconnected(reason, monotonic())
         self.settle()
 
     def fail(self, reason: str) -> None:
@@ -213,7 +214,7 @@ class Outgoing:
         self.settle()
 
     def _on_timer(self) -> None:
-        self.post(self.machine.expire(self._loop.time()))
+        self.post(self.machine.expire(monotonic()))
 
     async def _until(self, good: Callable[[], bool]) -> None:
         while True:
@@ -313,7 +314,6 @@ class _Channel:
             wire.abort()
 
     async def _read(self, wire: Wire) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             preamble, frame = await wire.read_head()
             match frame:
@@ -322,17 +322,16 @@ class _Channel:
                     if outgoing is not None:
                         outgoing.arrived(frame)
                 case Pong():
-                    self.peer.round_trip.add(loop.time() - frame.stamp / 1e9)
+                    self.peer.round_trip.add(monotonic() - frame.stamp / 1e9)
                 case Goodbye():
                     raise ConnectionResetError(frame.reason)
                 case _:
                     await wire.skip_body(preamble)
 
     async def _write(self, wire: Wire) -> None:
-        loop = asyncio.get_running_loop()
-        ping_at = loop.time()
+        ping_at = monotonic()
         while True:
-            now = loop.time()
+            now = monotonic()
             if now >= ping_at:
                 self.control.append(Ping(int(now * 1e9)))
                 ping_at = now + PING_EVERY_S
@@ -345,7 +344,7 @@ class _Channel:
                 continue
             self.wake.clear()
             try:
-                async with asyncio.timeout_at(ping_at):
+                async with asyncio.timeout(ping_at - now):
                     await self.wake.wait()
             except TimeoutError:
                 continue
@@ -361,14 +360,13 @@ class _Channel:
 
     async def _write_data(self, wire: Wire, data: Data) -> None:
         """One frame in paced chunks; a frame once begun is always written to its end."""
-        loop = asyncio.get_running_loop()
         head, body = encode(data)
         await wire.write_raw(head)
         view = memoryview(body)
         size = self.peer.chunk_bytes()
         for at in range(0, len(view), size):
             chunk = view[at : at + size]
-            delay_s = self.peer.pacer.delay_s(len(chunk), loop.time())
+            delay_s = self.peer.pacer.delay_s(len(chunk), monotonic())
             if delay_s > 0:
                 await asyncio.sleep(delay_s)
             await wire.write_raw(chunk)

@@ -82,12 +82,12 @@ class Sender:
         return [Offering(self.offer)]
 
     def disconnected(self, reason: str, now: float) -> None:
-        """The connection broke; everything unacknowledged may be lost."""
+        """The connection broke, or none came about; what is unacknowledged may be lost."""
+        self._last_break = reason
         if self.phase not in (Phase.OFFERED, Phase.OPEN):
             return
         self.phase = Phase.WAITING
         self._breaks += 1
-        self._last_break = reason
         self._stall_at = None
         if self._give_up_at is None:
             self._give_up_at = now + self._resume_s

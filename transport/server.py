@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic
 
 from transport.base import Sink, StreamId
 from transport.codecs import decode_slice
@@ -105,13 +106,13 @@ class KVServer:
             self._timer = None
         deadline = self._receiver.next_deadline()
         if self._receiver.asking():
-            soon = self._loop.time() + ASK_AGAIN_S
+            soon = monotonic() + ASK_AGAIN_S
             deadline = soon if deadline is None else min(soon, deadline)
         if deadline is not None and not self._closed:
-            self._timer = self._loop.call_at(deadline, self._on_timer)
+            self._timer = self._loop.call_later(max(0.0, deadline - monotonic()), self._on_timer)
 
     def _on_timer(self) -> None:
-        now = self._loop.time()
+        now = monotonic()
         self._receiver.ask_again(now)
         self._receiver.expire(now)
         self.settle()
@@ -137,7 +138,7 @@ class KVServer:
         finally:
             conn.wire.abort()
             del self._connections[conn]
-            self._receiver.disconnected(conn, self._loop.time())
+            self._receiver.disconnected(conn, monotonic())
             self.settle()
 
     def decode(self, conn: "_Connection", preamble: Preamble, data: Data, body: bytes) -> None:
@@ -160,7 +161,7 @@ class KVServer:
         if done.cancelled():
             self._receiver.dropped(data)
         elif error is None:
-            self._receiver.stored(data, nbytes, self._loop.time())
+            self._receiver.stored(data, nbytes, monotonic())
         elif isinstance(error, CorruptFrame):
             self._receiver.dropped(data)
             log.warning("KV piece %s of %s: %s", data.key, data.stream, error)
@@ -183,11 +184,10 @@ class _Connection:
         self._pongs: list[Frame] = []
 
     async def read(self, receiver: Receiver) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             preamble, frame = await self.wire.read_head()
             if isinstance(frame, Data):
-                if receiver.admit(self, frame, loop.time()) is Verdict.TAKE:
+                if receiver.admit(self, frame, monotonic()) is Verdict.TAKE:
                     await self._take(receiver, preamble, frame)
                 else:
                     await self.wire.skip_body(preamble)
@@ -197,7 +197,7 @@ class _Connection:
             elif isinstance(frame, Goodbye):
                 return
             else:
-                receiver.handle(self, frame, loop.time())
+                receiver.handle(self, frame, monotonic())
             self._server.settle()
 
     async def _take(self, receiver: Receiver, preamble: Preamble, data: Data) -> None:

@@ -6,6 +6,7 @@ import hmac
 import secrets
 import socket
 from collections.abc import Coroutine
+from time import monotonic
 from typing import Any
 
 from transport.frames import (
@@ -109,10 +110,10 @@ async def greet(wire: Wire, name: str, secret: bytes) -> tuple[str, float]:
     async with asyncio.timeout(HANDSHAKE_S):
         await wire.write(mine)
         theirs = await _expect(wire, Hello)
-        asked_at = asyncio.get_running_loop().time()
+        asked_at = monotonic()
         await wire.write(Proof(_digest(secret, b"client", mine, theirs)))
         proof = await _expect(wire, Proof)
-        rtt_s = asyncio.get_running_loop().time() - asked_at
+        rtt_s = monotonic() - asked_at
     if not hmac.compare_digest(proof.digest, _digest(secret, b"server", mine, theirs)):
         raise HandshakeRefused(f"{theirs.name} does not know this deployment's secret")
     return theirs.name, rtt_s

@@ -5,10 +5,12 @@ import socket
 import struct
 from collections import deque
 from dataclasses import asdict, replace
+from time import monotonic
 from typing import Any, cast
 
 from transport.link import LineDirection, LinkSpec, Plane
 
+_TICK_S = 0.001
 _QUEUE_S = 0.02  # of the line's rate may wait per connection before its socket is read again
 _MIN_QUEUE_BYTES = 64 << 10
 _MAX_QUEUE_BYTES = 2 << 20
@@ -29,7 +31,7 @@ class Pipe:
         return int(max(_MIN_QUEUE_BYTES, min(_MAX_QUEUE_BYTES, wanted)))
 
     def push(self, flow: "Flow", nbytes: int) -> None:
-        self.model.push(flow, flow.plane, nbytes, self._loop.time())
+        self.model.push(flow, flow.plane, nbytes, monotonic())
         if not self.has_room(flow):
             flow.source.pause()
             self._paused.add(flow)
@@ -48,7 +50,7 @@ class Pipe:
 
     def kick(self) -> None:
         """Deliver what is due and set the timer to what comes next."""
-        for conn, nbytes in self.model.pop(self._loop.time()):
+        for conn, nbytes in self.model.pop(monotonic()):
             cast(Flow, conn).deliver(nbytes)
         for flow in [flow for flow in self._paused if self.has_room(flow)]:
             self._paused.discard(flow)
@@ -56,7 +58,11 @@ class Pipe:
         if self._timer is not None:
             self._timer.cancel()
         deadline = self.model.next_deadline()
-        self._timer = None if deadline is None else self._loop.call_at(deadline, self.kick)
+        self._timer = None
+        if deadline is not None:
+            # A timer of less than a millisecond is no timer to the loop, but a busy wait.
+            delay_s = max(_TICK_S, deadline - monotonic())
+            self._timer = self._loop.call_later(delay_s, self.kick)
 
     def forget(self, flow: "Flow") -> None:
         self.model.forget(flow)
@@ -68,11 +74,11 @@ class Pipe:
         self.kick()
 
     def cut(self) -> None:
-        self.model.cut(self._loop.time())
+        self.model.cut(monotonic())
         self.kick()
 
     def restore(self) -> None:
-        self.model.restore(self._loop.time())
+        self.model.restore(monotonic())
         self.kick()
 
     def stats(self) -> dict[str, Any]:
