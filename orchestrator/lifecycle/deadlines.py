@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from orchestrator.lifecycle import release
+from orchestrator.lifecycle import handover, release
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.ending import fail
 from orchestrator.lifecycle.phases import Phase
@@ -75,7 +75,7 @@ def _leg_dues(ctx: Context, req: Request, leg: Leg) -> Iterator[Due]:
     yield _resync_due(leg, landed_at), _resync(leg)
     if req.phase is Phase.RACE and leg.role is Role.MAIN and leg.spoke_at is not None:
         # Evaluated by the handover step that follows every event.
-        yield landed_at + ctx.config.handoff_bound_s, _look
+        yield handover.race_ends_at(ctx, req, leg), _look
 
 
 def _waits_for_law(req: Request, leg: Leg) -> bool:

@@ -30,13 +30,19 @@ def end_relay(ctx: Context, req: Request, now: float) -> None:
             main_step_s=ctx.step_s(main),
             rtt_s=ctx.gateway_rtt_s(main),
             lead_s=(len(req.law) - req.released) * (pace_s(ctx, req) or 0.0),
-            since_landed_s=now - main.landed_at,
             bound_s=ctx.config.handoff_bound_s,
+            bound_passed=now >= race_ends_at(ctx, req, main),
             relay_overloaded=relay_worker.slots_used >= relay_worker.up.slots,
         )
     )
     if verdict is Verdict.CUT:
         _cut(ctx, req, relay, now)
+
+
+def race_ends_at(ctx: Context, req: Request, main: Leg) -> float:
+    """When a race is cut at the latest, if main has been heard from."""
+    began_at = max(main.landed_at or 0.0, req.account.first_token_at or 0.0)
+    return began_at + ctx.config.handoff_bound_s
 
 
 def _cut(ctx: Context, req: Request, relay: Leg, now: float) -> None:

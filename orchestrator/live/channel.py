@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -162,7 +161,8 @@ class WorkerChannel:
             greeted = False
             reason = "its token stream ended"
             try:
-                async for greeted in self._stream():
+                async for _ in self._stream():
+                    greeted = True
                     refusals, wait, broken_at = 0, RECONNECT_S, None
             except httpx.TimeoutException:
                 reason = f"silent for {self._unreachable_s:g} s"

@@ -23,7 +23,8 @@ class Handover:
     """All that the decision looks at. Seconds, except `lag` (tokens).
 
     `lag`: the relay's newest accepted index minus the newest index heard from main; `lead_s`: how
-    long the client can be served from accepted tokens that were not released yet.
+    long the client can be served from accepted tokens that were not released yet; `bound_s`: how
+    long a race may last, `bound_passed`: whether it has.
     """
 
     mode: HandoffMode
@@ -33,8 +34,8 @@ class Handover:
     main_step_s: float
     rtt_s: float
     lead_s: float
-    since_landed_s: float
     bound_s: float
+    bound_passed: bool
     relay_overloaded: bool
 
 
@@ -65,11 +66,11 @@ def _one_shot(view: Handover) -> Verdict:
 
 
 def _catch_up(view: Handover) -> Verdict:
-    return Verdict.CUT if view.since_landed_s >= view.bound_s else Verdict.GO_ON
+    return Verdict.CUT if view.bound_passed else Verdict.GO_ON
 
 
 def _auto(view: Handover) -> Verdict:
-    if view.relay_overloaded or view.since_landed_s >= view.bound_s:
+    if view.relay_overloaded or view.bound_passed:
         return Verdict.CUT
     if main_is_faster(view.relay_step_s, view.main_step_s):
         gain_per_s = 1 / view.main_step_s - 1 / view.relay_step_s
