@@ -1,0 +1,234 @@
+"""The gateway process: HTTP surface, driver and roster over one socket."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from transformers import AutoTokenizer
+
+from orchestrator.errors import UserError
+from orchestrator.live.directory import Directory
+from orchestrator.live.driver import Driver, new_gateway_name
+from orchestrator.live.openai.app import create_app
+from orchestrator.live.openai.service import ModelCard, Tokenizer
+from orchestrator.live.openai.text import StopWatch
+from orchestrator.live.openai.vocabulary import Vocabulary
+from orchestrator.live.roster import LeaseRefused, Roster, expected_workers
+from orchestrator.metrics.exposition import Metrics
+from orchestrator.state.config import CoreConfig, Deadlines
+from orchestrator.state.events import Event, HandoffMode
+from orchestrator.state.events import Route as RequestRoute
+from orchestrator.topology.schema import Topology
+from transport.emulator.control import LineError
+from workers.api.wire import WireError
+from workers.service.app import BearerOnly, answer, read_body
+
+log = logging.getLogger(__name__)
+
+CODECS = {"lossless": "zstd", "raw": "raw"}
+READY_CHECK_S = 0.1
+INTERNAL = "/internal/"
+
+
+def core_config(topology: Topology, gateway: str) -> CoreConfig:
+    """The core's standing orders, from the file."""
+    policy, given = topology.policy, topology.policy.deadlines
+    return CoreConfig(
+        gateway=gateway,
+        gateway_site=topology.gateway.site,
+        route=None if policy.route == "auto" else RequestRoute(policy.route),
+        handoff=HandoffMode(policy.handoff),
+        codec=CODECS[policy.codec],
+        handoff_bound_s=policy.handoff_bound_s,
+        queue_limit=policy.queue_limit,
+        deadlines=Deadlines(
+            queue=given.queue_s,
+            prefill=given.prefill_s,
+            kv=given.kv_s,
+            first_token=given.first_token_s,
+            silence=given.silence_s,
+            resync=given.resync_s,
+            cut=given.cut_s,
+            request=given.request_s,
+        ),
+    )
+
+
+def read_card(name: str, directory: Path) -> ModelCard:
+    """What clients are told of the model, from its own files."""
+    config = json.loads((directory / "config.json").read_text())
+    generation = directory / "generation_config.json"
+    told = json.loads(generation.read_text()) if generation.is_file() else {}
+    text = config.get("text_config", config)
+    ends = told.get("eos_token_id", config.get("eos_token_id", text.get("eos_token_id")))
+    stop_ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return ModelCard(
+        name=Path(name).name,
+        max_context=text["max_position_embeddings"],
+        vocab_size=text["vocab_size"],
+        created=int(directory.stat().st_mtime),
+        stop_ids=tuple(stop_ids),
+    )
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The model's fast tokenizer."""
+    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    return tokenizer
+
+
+def read_api_keys(topology: Topology) -> frozenset[str] | None:
+    """The keys clients must show: from the environment variable that the file names."""
+    variable = topology.security.api_keys_env
+    if variable is None:
+        return None
+    keys = frozenset(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip())
+    if not keys:
+        raise UserError(
+            f"security.api_keys_env: {variable} is empty; set it to one key or several, with commas"
+        )
+    return keys
+
+
+def take_port(host: str, port: int) -> socket.socket:
+    """The gateway's listening socket. Raises UserError when the port is taken."""
+    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((host, port))
+    except OSError as error:
+        taken.close()
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"gateway.port: cannot listen on {host}:{port}: {reason}; "
+            "stop what uses it or give another port"
+        ) from error
+    return taken
+
+
+class Gateway:
+    """One gateway: built inside its event loop, runs until it is told to stop."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        card: ModelCard,
+        tokenizer: Tokenizer,
+        directory: Directory,
+        secret: str,
+        api_keys: frozenset[str] | None,
+        record: Callable[[float, Event], None] | None = None,
+    ) -> None:
+        metrics = Metrics(CollectorRegistry())
+        vocabulary = Vocabulary(tokenizer, card.stop_ids)
+        self.driver = Driver(
+            core_config(topology, new_gateway_name()),
+            model=card,
+            tokenizer=tokenizer,
+            stop_watch=lambda stops: StopWatch(vocabulary, stops),
+            addresses=directory,
+            secret=secret,
+            metrics=metrics.workers,
+            needed=expected_workers(topology),
+            record=record,
+        )
+        for link in topology.links:
+            a, b = link.between
+            self.driver.measured(a, b, 2 * link.delay_s, link.rate_bytes_per_s)
+        self.roster = Roster(topology, self.driver, directory)
+        public = create_app(self.driver, metrics=metrics, api_keys=api_keys)
+        self.app = _front(public, _internal_app(self.roster, secret))
+
+    async def run(self, listening: socket.socket, stop: asyncio.Event) -> None:
+        """Serve on `listening` until `stop` is set."""
+        server = _Server(self.app)
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        watching = asyncio.create_task(self.roster.watch())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (watching, stopping):
+                task.cancel()
+            await self.driver.close()
+            server.should_exit = True
+            await serving
+
+    async def ready(self, timeout_s: float) -> str | None:
+        """Wait until requests can be served; what is missing when that takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while (missing := self.driver.ready()) is not None:
+            failed = [
+                f"{name} {what}"
+                for name, what in self.roster.problems().items()
+                if what.startswith("failed")
+            ]
+            if failed:
+                return "; ".join(failed)
+            if time.monotonic() > deadline:
+                return missing
+            await asyncio.sleep(READY_CHECK_S)
+        return None
+
+
+def _internal_app(roster: Roster, secret: str) -> Starlette:
+    """What agents call, behind the deployment's secret and not behind the clients' keys."""
+
+    async def lease(request: Request) -> Response:
+        try:
+            return answer(await roster.renew(await read_body(request)))
+        except (LeaseRefused, WireError) as error:
+            return answer({"error": str(error)}, 400)
+        except LineError as error:
+            log.error("line", extra={"reason": str(error)})
+            return answer({"error": str(error)}, 503)
+
+    return Starlette(
+        routes=[Route(f"{INTERNAL}lease", lease, methods=["POST"])],
+        middleware=[Middleware(BearerOnly, secret=secret)],
+    )
+
+
+def _front(public: ASGIApp, internal: ASGIApp) -> ASGIApp:
+    """Both applications behind one port."""
+
+    async def front(scope: Scope, receive: Receive, send: Send) -> None:
+        chosen = internal if scope.get("path", "").startswith(INTERNAL) else public
+        await chosen(scope, receive, send)
+
+    return front
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: `pdd serve` decides what a signal means."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=3,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
