@@ -84,14 +84,20 @@ async def start_emulator(config: dict[str, Any]) -> tuple[asyncio.subprocess.Pro
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
+    assert process.stdin is not None
     assert process.stdout is not None
     try:
         async with asyncio.timeout(_START_S):
             line = await process.stdout.readline()
-    except TimeoutError as error:
-        process.kill()
-        raise LineError(f"the emulator was not ready within {_START_S:g} s") from error
-    ready = json.loads(line) if line else {"error": f"exit code {await process.wait()}"}
-    if "error" in ready:
-        raise LineError(f"the emulator did not start: {ready['error']}")
-    return process, await LineControl.connect(ready["control_port"])
+        ready = json.loads(line) if line else {"error": "no answer"}
+        if "error" in ready:
+            raise LineError(f"the emulator did not start: {ready['error']}")
+        return process, await LineControl.connect(ready["control_port"])
+    except BaseException as error:
+        process.stdin.close()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        if isinstance(error, TimeoutError):
+            raise LineError(f"the emulator was not ready within {_START_S:g} s") from error
+        raise

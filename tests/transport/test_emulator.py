@@ -1,0 +1,263 @@
+"""The emulated line as it is used: a process of its own, real sockets, real time."""
+
+import asyncio
+import json
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.transport.kv_helpers import MemorySink, make_offer, make_slice
+from transport.emulator.control import LineControl, LineError, start_emulator
+from transport.tcp import KVClient, KVServer
+
+SITES = ("hami", "shenzhen")
+LINE = "hami-shenzhen"
+TEN_MBPS = 1.25e6
+
+
+@asynccontextmanager
+async def line(**spec: float) -> AsyncIterator[LineControl]:
+    spec = {"delay_s": 0.025, "rate_bytes_per_s": TEN_MBPS} | spec
+    process, control = await start_emulator({"lines": [{"between": SITES, **spec}]})
+    try:
+        async with asyncio.timeout(15):
+            yield control
+    finally:
+        await control.close()
+        process.stdin.close()
+        assert await asyncio.wait_for(process.wait(), 5) == 0
+
+
+class Target:
+    """What listens at the far end: notes what it gets, and echoes it if asked."""
+
+    def __init__(self, *, echo: bool = False) -> None:
+        self._echo = echo
+        self.received = 0
+        self.ended: str | None = None
+        self.connected_at: float | None = None
+        self.writer: asyncio.StreamWriter
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()
+        return f"{host}:{port}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.connected_at = time.monotonic()
+        try:
+            while data := await reader.read(64 << 10):
+                self.received += len(data)
+                if self._echo:
+                    writer.write(data)
+            self.ended = "end"
+        except ConnectionResetError:
+            self.ended = "reset"
+
+    def close(self) -> None:
+        self._server.close()
+        self.writer.close()
+
+
+async def cross(control: LineControl, target: Target, plane: str):
+    port = await control.forward(await target.start(), *SITES, plane)
+    return await asyncio.open_connection("127.0.0.1", port)
+
+
+async def ping_s(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
+    started = time.monotonic()
+    writer.write(b"p")
+    await reader.readexactly(1)
+    return time.monotonic() - started
+
+
+async def until(good) -> None:
+    async with asyncio.timeout(5):
+        while not good():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.002)
+
+
+def test_delay_rate_and_precedence():
+    async def test() -> None:
+        async with line() as control:
+            echo, bulk = Target(echo=True), Target()
+            first_s = time.monotonic()
+            pings = await cross(control, echo, "control")
+            set_up_s = await ping_s(*pings)
+            assert 0.095 < set_up_s < 0.2  # connecting costs a round trip more
+            assert echo.connected_at - first_s > 0.02
+            idle = [await ping_s(*pings) for _ in range(5)]
+            assert 0.050 <= min(idle) < 0.060
+            _, writer = await cross(control, bulk, "kv")
+            await asyncio.sleep(0.1)  # the set-up is not part of the measurement
+            started = time.monotonic()
+            writer.write(bytes(1_000_000))
+            writer.write_eof()
+            await asyncio.sleep(0.1)
+            busy = [await ping_s(*pings) for _ in range(5)]
+            assert min(busy) < 0.065
+            assert sorted(busy)[2] < 0.080
+            await until(lambda: bulk.ended)
+            assert 0.80 < time.monotonic() - started < 0.95
+            assert bulk.received == 1_000_000
+            there = (await control.stats())[LINE]["hami->shenzhen"]
+            assert there["sent_bytes"] == {"control": 11, "tokens": 0, "kv": 1_000_000}
+            assert there["queued_bytes"]["kv"] == 0
+            for end in (writer, pings[1]):
+                end.close()
+            echo.close()
+            bulk.close()
+
+    asyncio.run(test())
+
+
+def test_the_queue_is_bounded_and_half_close_leaves_the_way_back_open():
+    async def test() -> None:
+        async with line() as control:
+            target = Target()
+            reader, writer = await cross(control, target, "kv")
+            writer.write(bytes(12_000_000))
+            await asyncio.sleep(0.4)
+            queued = (await control.stats())[LINE]["hami->shenzhen"]["queued_bytes"]["kv"]
+            assert 0 < queued < 512 << 10
+            assert writer.transport.get_write_buffer_size() > 500_000  # it is held back
+            await control.set(LINE, rate_bytes_per_s=1.25e8, delay_s=0.001)
+            writer.write_eof()
+            await until(lambda: target.ended)
+            assert target.received == 12_000_000
+            target.writer.write(b"still here")
+            assert await reader.readexactly(10) == b"still here"
+            target.close()
+            assert await reader.read() == b""
+            writer.close()
+
+    asyncio.run(test())
+
+
+def test_cut_and_restore_lose_nothing():
+    async def test() -> None:
+        async with line() as control:
+            target = Target()
+            _, writer = await cross(control, target, "kv")
+            writer.write(bytes(200_000))
+            await until(lambda: target.received > 50_000)
+            await control.cut(LINE)
+            await asyncio.sleep(0.05)
+            at_cut = target.received
+            await asyncio.sleep(0.3)
+            assert target.received == at_cut < 200_000
+            assert target.ended is None
+            await control.restore(LINE)
+            await until(lambda: target.received == 200_000)
+            writer.close()
+            await until(lambda: target.ended)
+            target.close()
+
+    asyncio.run(test())
+
+
+def test_resets_cross_the_line():
+    async def test() -> None:
+        async with line() as control:
+            target = Target()
+            reader, writer = await cross(control, target, "tokens")
+            writer.write(b"x")
+            await until(lambda: target.received)
+            sock = target.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            target.writer.transport.abort()
+            with pytest.raises(ConnectionResetError):
+                await reader.readexactly(1)
+            writer.close()
+            target.close()
+            # Nobody listens: the connection is made here, and reset when the answer is back.
+            port = await control.forward("127.0.0.1:1", *SITES, "kv")
+            started = time.monotonic()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with pytest.raises(ConnectionResetError):
+                await reader.readexactly(1)
+            assert time.monotonic() - started > 0.045
+            writer.close()
+
+    asyncio.run(test())
+
+
+def test_a_stream_survives_a_cut_of_the_line():
+    async def test() -> None:
+        async with line(jitter_s=0.001, loss=0.001) as control:
+            sink = MemorySink()
+            server = KVServer(sink, name="main-0", secret="s")
+            await server.start()
+            client = KVClient(name="prefill-0", secret="s")
+            port = await control.forward(f"127.0.0.1:{server.port}", *SITES, "kv")
+            offer = make_offer(stop=256)
+            address = f"127.0.0.1:{port}"
+            outgoing = await client.open(address, offer, "zstd", link_rate_bytes_per_s=TEN_MBPS)
+
+            async def send() -> None:
+                for layer in range(3):
+                    for part in "kv":
+                        await outgoing.send(make_slice(layer, part, 0, 256, heads=2, size=64))
+                await outgoing.finish()
+
+            sending = asyncio.create_task(send())
+            await until(lambda: sink.counts)
+            await control.cut(LINE)
+            await asyncio.sleep(0.2)
+            assert not sending.done()
+            await control.restore(LINE)
+            await sending
+            sink.check(offer, heads=2, size=64)
+            assert 0.045 < client.estimate(address).rtt_s < 0.12
+            assert client.estimate(address).goodput_bytes_per_s < 1.5 * TEN_MBPS
+            await client.close()
+            await server.close()
+
+    asyncio.run(test())
+
+
+def test_mistakes_are_answered_and_do_no_harm():
+    async def test() -> None:
+        async with line() as control:
+            with pytest.raises(LineError, match="no line between hami and mars: hami-shenzhen"):
+                await control.forward("127.0.0.1:1", "hami", "mars", "kv")
+            with pytest.raises(LineError, match="plane 'gossip'"):
+                await control.forward("127.0.0.1:1", *SITES, "gossip")
+            with pytest.raises(LineError, match="must be host:port"):
+                await control.forward("nowhere", *SITES, "kv")
+            with pytest.raises(LineError, match="no line 'a-b'"):
+                await control.cut("a-b")
+            with pytest.raises(LineError, match="rate_bytes_per_s: must be > 0, got 0"):
+                await control.set(LINE, rate_bytes_per_s=0)
+            with pytest.raises(LineError, match="colour"):
+                await control.set(LINE, colour=1)
+            assert LINE in await control.stats()
+        with pytest.raises(LineError):
+            await control.stats()
+        with pytest.raises(LineError, match="lines\\[0\\]: delay_s"):
+            await start_emulator(
+                {"lines": [{"between": SITES, "delay_s": -1, "rate_bytes_per_s": 1}]}
+            )
+
+    asyncio.run(test())
+
+
+def test_the_configuration_may_come_on_standard_input_and_its_end_is_the_end():
+    command = [sys.executable, "-m", "transport.emulator"]
+    config = {"lines": [{"between": SITES, "delay_s": 0, "rate_bytes_per_s": 1e6}]}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(json.dumps(config).encode() + b"\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["control_port"] > 0
+        process.stdin.close()
+        assert process.wait(5) == 0
+    result = subprocess.run(command, input=b"{}\n", capture_output=True, timeout=10, check=False)
+    assert result.returncode == 2
+    assert "'lines', is wanted" in json.loads(result.stdout)["error"]
