@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from pydantic import TypeAdapter, ValidationError
@@ -81,11 +82,9 @@ class WorkerProcess:
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._ready = threading.Event()
         self._lock = threading.Lock()
         self._server: WorkerServer | None = None
         self._ending = False
-        self.failure: str | None = None
 
     def run(self) -> int:
         """Load and serve until the end; the exit code. Raises StartFailed."""
@@ -106,9 +105,13 @@ class WorkerProcess:
         except OSError as error:
             raise StartFailed(f"cannot serve: {error}") from error
 
-    def wait_ready(self) -> None:
-        """Block until the worker serves, or `run` has ended."""
-        self._ready.wait()
+    def status(self) -> tuple[dict[str, Any] | None, str | None]:
+        """What the worker is, once it serves; and why it is not well, if it is not."""
+        with self._lock:
+            server = self._server
+        if server is None or not server.up:
+            return None, None
+        return server.describe(), server.health()[1]["reason"]
 
     def drain(self) -> None:
         """Take no new legs and end when the running ones have."""
@@ -145,7 +148,7 @@ class WorkerProcess:
             self._server = server
             if self._ending:
                 server.drain()
-        return await server.run(http, self._ready.set)
+        return await server.run(http)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,6 +43,7 @@ class WorkerServer:
         self._secret = secret
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
+        self.up = False
         self._draining = False
         self._drained = False
         self._parent = os.getppid()
@@ -78,7 +79,7 @@ class WorkerServer:
             port=config.kv_port,
         )
 
-    async def run(self, http: socket.socket, on_ready: Callable[[], None]) -> int:
+    async def run(self, http: socket.socket) -> int:
         """Serve on `http` until the end; the exit code. Raises OSError if a port is taken."""
         await self._kv.start()
         front = _Front(build_app(self, self._secret))
@@ -88,7 +89,7 @@ class WorkerServer:
         try:
             await front.up.wait()
             log.info("serving", extra={"http_port": self._config.http_port})
-            on_ready()
+            self.up = True
             await self._ended.wait()
         finally:
             beating.cancel()

@@ -1,0 +1,390 @@
+"""Brings up what `launch: local` sites need on this machine: Ray nodes, the line, the agents."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from orchestrator.live.agent import SiteSpec, WorkerState, free_port
+from orchestrator.live.directory import Directory
+from orchestrator.topology.schema import Topology
+from transport.emulator.control import LineControl, LineError, start_emulator
+from workers.service.config import SECRET_ENV, Simulated, WorkerConfig
+
+ROOT = Path(__file__).parents[2]
+HOST = "127.0.0.1"
+# Ray turns 127.0.0.1 into an address that others can reach; this one it leaves on the loopback.
+RAY_HOST = "127.0.0.2" if sys.platform == "linux" else HOST
+OBJECT_STORE_BYTES = 100 * 1024 * 1024
+WORKERS_PER_CPU = 10  # as many as `ray_site.WORKER_CPUS` lets into one of Ray's CPUs
+HELPER_S = 120.0
+POLL_S = 0.5
+STOP_S = 15.0
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+
+
+class LaunchFailed(Exception):
+    """The deployment did not come up; one line naming the cause."""
+
+
+def worker_configs(topology: Topology, site: str, model: str) -> tuple[WorkerConfig, ...]:
+    """The workers of a site's pools. Their ports are 0: the agent chooses them."""
+    deadlines = topology.policy.deadlines
+    rates = {
+        next(end for end in link.between if end != site): link.rate_bytes_per_s
+        for link in topology.links
+        if site in link.between
+    }
+    configs = []
+    for pool_name, pool in topology.sites[site].pools.items():
+        speed = pool.simulate
+        for instance in range(pool.instances):
+            configs.append(
+                WorkerConfig(
+                    name=f"{site}/{pool_name}/{instance}",
+                    site=site,
+                    pool=pool_name,
+                    roles=tuple(sorted(pool.roles)),
+                    model=model,
+                    engine=pool.engine,
+                    simulated=Simulated()
+                    if speed is None
+                    else Simulated(
+                        prefill_tokens_per_s=speed.prefill_tokens_per_s, step_s=speed.step_s
+                    ),
+                    kv_tokens=pool.kv_tokens,
+                    block_size=pool.block_size,
+                    chunk_tokens=pool.chunk_tokens,
+                    slots=pool.slots,
+                    host=HOST,
+                    http_port=0,
+                    kv_port=0,
+                    hold_s=deadlines.hold_s,
+                    lease_s=deadlines.lease_s,
+                    link_rates=rates,
+                )
+            )
+    return tuple(configs)
+
+
+class Deployment:
+    """The local sites of a topology. `start` may fail anywhere: `stop` cleans up what there is.
+
+    `model` is what workers load: a name from the catalogue or a directory. `gateway` is the
+    gateway's own "host:port". `agents` holds the agents' addresses by site, `line` the control
+    of the emulated line, `failed` is done when a process of the deployment ended by itself.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        model: str,
+        gateway: str,
+        secret: str,
+        progress: Progress,
+        log_dir: Path | None = None,
+        start_s: float = 300.0,
+    ) -> None:
+        self._topology = topology
+        self._model = model
+        self._gateway = gateway
+        self._secret = secret
+        self._progress = progress
+        self._start_s = start_s
+        self._sites = [name for name, site in topology.sites.items() if site.launch == "local"]
+        self._scratch = Path(tempfile.mkdtemp(prefix="pdd-"))
+        self._log_dir = self._scratch / "logs" if log_dir is None else log_dir
+        self._supervisor: asyncio.subprocess.Process | None = None
+        self._emulator: asyncio.subprocess.Process | None = None
+        self._helper: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.agents: dict[str, str] = {}
+        self.line: LineControl | None = None
+        self.directory = Directory(topology, None)
+
+    async def start(self) -> None:
+        """Return when every local worker is up. Raises LaunchFailed, after cleaning up."""
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            async with asyncio.timeout(self._start_s):
+                await self._start_line()
+                if self._sites:
+                    await self._start_sites()
+        except TimeoutError as error:
+            await self.stop()
+            raise LaunchFailed(f"not up within {self._start_s:g} s") from error
+        except (OSError, LineError) as error:
+            await self.stop()
+            raise LaunchFailed(str(error)) from error
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End every process of the deployment and wait for that; harmless when repeated."""
+        if self._watching is not None:
+            self._watching.cancel()
+        if self.line is not None:
+            await self.line.close()
+            self.line = None
+        for process in (self._helper, self._supervisor, self._emulator):
+            if process is not None:
+                await _end(process)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    async def inventory(self, site: str) -> dict[str, Any]:
+        """What a site's agent knows. Raises httpx.HTTPError."""
+        headers = {"authorization": f"Bearer {self._secret}"}
+        async with httpx.AsyncClient(headers=headers, timeout=5.0) as http:
+            answered = await http.get(f"http://{self.agents[site]}/inventory")
+            answered.raise_for_status()
+            return answered.json()
+
+    # ------------------------------------------------------------ starting
+
+    async def _start_line(self) -> None:
+        links = [link for link in self._topology.links if link.emulate]
+        if not links:
+            return
+        for link in links:
+            rate = f"{link.rate_bytes_per_s * 8 / 1e6:g} Mbps"
+            ends = " - ".join(link.between)
+            self._progress(f"emulating {ends}: {link.delay_s * 1e3:g} ms, {rate}")
+        lines = [
+            {
+                "between": list(link.between),
+                "delay_s": link.delay_s,
+                "rate_bytes_per_s": link.rate_bytes_per_s,
+                "jitter_s": link.jitter_s,
+                "loss": link.loss,
+            }
+            for link in links
+        ]
+        self._emulator, self.line = await start_emulator({"lines": lines})
+        self.directory = Directory(self._topology, self.line)
+
+    async def _start_sites(self) -> None:
+        count = len(self._sites)
+        self._progress(f"starting ray ({count} node{'s' if count > 1 else ''})")
+        ports = iter(_free_ports(3 + count))
+        address = f"{RAY_HOST}:{next(ports)}"
+        environment = self._environment(address)
+        specs = [await self._spec(site, next(ports)) for site in self._sites]
+        await self._start_supervisor()
+        helper = asyncio.create_task(self._create_agents(address, specs, environment))
+        try:
+            self._start_nodes(
+                address, specs, environment, dashboard=next(ports), client=next(ports)
+            )
+            await self._until_first(helper)
+        finally:
+            helper.cancel()
+        await self._until_up()
+
+    async def _spec(self, site: str, port: int) -> SiteSpec:
+        home = self._topology.gateway.site
+        gateway = await self.directory.seen(self._gateway, home, site, "control")
+        return SiteSpec(
+            site=site,
+            workers=worker_configs(self._topology, site, self._model),
+            gateway=f"http://{gateway}",
+            host=HOST,
+            port=port,
+        )
+
+    def _environment(self, address: str) -> dict[str, str]:
+        path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            "PYTHONPATH": os.pathsep.join(path),
+            SECRET_ENV: self._secret,
+            "OMP_NUM_THREADS": "1",
+            "RAY_ADDRESS": address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_BACKEND_LOG_LEVEL": "warning",
+            "RAY_prestart_worker_first_driver": "0",
+            # Two nodes on one machine would each count the other's memory as their own.
+            "RAY_memory_monitor_refresh_ms": "0",
+        }
+
+    async def _start_supervisor(self) -> None:
+        self._supervisor = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "orchestrator.live.supervisor",
+            str(self._scratch),
+            cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the gateway, which ends things in order
+        )
+        self._watching = asyncio.create_task(self._watch_supervisor(self._supervisor))
+
+    async def _watch_supervisor(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            ended = json.loads(line)
+            if not self.failed.done():
+                tail = _tail(self._log_dir / f"{ended['exited']}.log")
+                self.failed.set_result(f"{ended['exited']} ended (code {ended['code']}): {tail}")
+        if not self.failed.done():
+            self.failed.set_result("the supervisor ended")
+
+    def _start_nodes(
+        self,
+        address: str,
+        specs: list[SiteSpec],
+        environment: dict[str, str],
+        *,
+        dashboard: int,
+        client: int,
+    ) -> None:
+        head = [
+            *("--head", "--port", address.rsplit(":", 1)[1], "--no-monitor"),
+            *("--include-dashboard", "false", "--dashboard-port", str(dashboard)),
+            *("--ray-client-server-port", str(client)),
+        ]
+        member = ["--address", address]
+        for number, spec in enumerate(specs):
+            cpus = -(-len(spec.workers) // WORKERS_PER_CPU) or 1
+            argv = [
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+                *(member if number else head),
+                *("--node-ip-address", RAY_HOST, "--temp-dir", str(self._scratch / "ray")),
+                *("--labels", f"site={spec.site}", "--num-cpus", str(cpus), "--num-gpus", "0"),
+                *("--object-store-memory", str(OBJECT_STORE_BYTES)),
+                *("--min-worker-port", "0", "--max-worker-port", "0"),
+                *("--dashboard-agent-listen-port", "0", "--dashboard-agent-grpc-port", "0"),
+                *("--metrics-export-port", "0", "--include-log-monitor", "false"),
+                "--disable-usage-stats",
+            ]
+            name = f"ray-{spec.site}"
+            path = str(self._log_dir / f"{name}.log")
+            self._command({"start": name, "argv": argv, "env": environment, "log": path})
+
+    def _command(self, command: dict[str, Any]) -> None:
+        assert self._supervisor is not None
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.write(json.dumps(command).encode() + b"\n")
+
+    async def _create_agents(
+        self, address: str, specs: list[SiteSpec], environment: dict[str, str]
+    ) -> None:
+        order = self._scratch / "order.json"
+        content = {
+            "address": address,
+            "nodes": len(specs),
+            "log_dir": str(self._log_dir),
+            "sites": [dataclasses.asdict(spec) for spec in specs],
+        }
+        order.write_text(json.dumps(content))
+        with (self._log_dir / "helper.log").open("wb") as errors:
+            self._helper = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "orchestrator.live.create_agents", str(order)),
+                cwd=ROOT,
+                env=os.environ | environment,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        async with asyncio.timeout(HELPER_S):
+            out, _ = await self._helper.communicate()
+        lines = out.splitlines()
+        answer = json.loads(lines[-1]) if lines else {}
+        if "agents" not in answer:
+            raise LaunchFailed(answer.get("error") or _tail(self._log_dir / "helper.log"))
+        self.agents = answer["agents"]
+
+    async def _until_first(self, job: "asyncio.Task[None]") -> None:
+        """Wait for the job; a process that ends meanwhile is the failure. Raises LaunchFailed."""
+        await asyncio.wait((job, self.failed), return_when=asyncio.FIRST_COMPLETED)
+        if not job.done():
+            raise LaunchFailed(self.failed.result())
+        await job
+
+    async def _until_up(self) -> None:
+        """Tell how the workers come along until all are up. Raises LaunchFailed."""
+        said: dict[str, str] = {}
+        while True:
+            states = []
+            for site in self.agents:
+                try:
+                    inventory = await self.inventory(site)
+                except httpx.HTTPError as error:
+                    log.info("agent away", extra={"site": site, "reason": repr(error)})
+                    states.append(None)
+                    continue
+                for worker in inventory["workers"]:
+                    states.append(worker["state"])
+                    self._tell(said, worker)
+            if all(state == WorkerState.UP for state in states):
+                return
+            if self.failed.done():
+                raise LaunchFailed(self.failed.result())
+            await asyncio.sleep(POLL_S)
+
+    def _tell(self, said: dict[str, str], worker: dict[str, Any]) -> None:
+        name, state, reason = worker["name"], worker["state"], worker["reason"]
+        if state == WorkerState.FAILED:
+            raise LaunchFailed(f"worker {name}: {reason}")
+        text = state if state == WorkerState.UP else reason or state
+        if said.get(name) != text:
+            said[name] = text
+            self._progress(f"worker {name}: {text}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Close its standard input, which both helpers take as the end; then insist."""
+    if process.stdin is not None:
+        process.stdin.close()
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    try:
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+    except TimeoutError:
+        log.warning("killed", extra={"pid": process.pid})
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGKILL)
+        await process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Distinct ports that nobody listens on now, on the hosts used here."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = free_port(HOST, ports)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((RAY_HOST, port))
+            ports.add(port)
+    return list(ports)
+
+
+def _tail(path: Path) -> str:
+    """The last line of a log that says something."""
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return "it left no log"
+    return lines[-1].strip() if lines else "it said nothing"
