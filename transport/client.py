@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from time import monotonic
 
 from transport.base import LinkEstimate, Offer, Slice, SliceKey, StreamId
@@ -16,18 +17,21 @@ from transport.frames import (
     Data,
     Done,
     Frame,
+    FrameError,
     Goodbye,
+    Offering,
     Ping,
     Pong,
     Refuse,
-    encode,
 )
+from transport.framing import encode
 from transport.pace import DeliveryRate, Pacer, RoundTrip, Sent
 from transport.sender import Phase, Sender, StreamBroken
 from transport.wire import (
     BROKEN,
     HANDSHAKE_S,
     PING_EVERY_S,
+    READ_BUFFER_BYTES,
     HandshakeRefused,
     Wire,
     greet,
@@ -37,6 +41,7 @@ from transport.wire import (
 _PIECE_S = 0.1  # one piece should not hold a paced line for longer
 _MIN_PIECE_BYTES = 64 << 10
 _MAX_PIECE_BYTES = 1 << 20
+_MAX_PIECE_TOKENS = 4096  # each may have a position of its own in the frame's head
 _PACE = 0.97  # of the line's rate, so that the queue stays here and not in the line
 _CHUNK_S = 0.005
 _MIN_CHUNK_BYTES = 4 << 10
@@ -73,10 +78,12 @@ class KVClient:
         """Offer a stream to the server at "host:port" and wait until it is accepted.
 
         With `link_rate_bytes_per_s` all streams to `address` together stay just below it.
-        Raises StreamBroken with the receiver's reason, ValueError for an unknown codec.
+        Raises StreamBroken with the receiver's reason, and ValueError for an unknown codec, an
+        offer that fits no frame, or a stream that is open already.
         """
         if codec not in CODECS:
             raise ValueError(f"codec {codec!r}: known are {', '.join(CODECS)}")
+        _check(Offering(offer))
         if self._closed:
             raise StreamBroken("the sender is closed")
         if address not in self._peers:
@@ -140,12 +147,15 @@ class Outgoing:
         await self._until(lambda: self.machine.have is not None or self.machine.ended)
 
     async def send(self, piece: Slice) -> None:
-        """Code the piece and queue it; waits while the receiver's window is full."""
+        """Code the piece and queue it; waits while the receiver's window is full.
+
+        Raises ValueError for a piece that contradicts itself.
+        """
         for part in _split(piece, self.have, self._channel.peer.piece_bytes()):
             async with self._turn:
                 await self._until(lambda: self.machine.has_room or self.machine.ended)
                 data = await self._loop.run_in_executor(
-                    self._client.pool, encode_slice, self.stream, part, self._codec
+                    self._client.pool, _coded, self.stream, part, self._codec
                 )
                 self.machine.push(data)
                 self._channel.wake.set()
@@ -153,7 +163,7 @@ class Outgoing:
     async def finish(self) -> None:
         """Return when the receiver has everything it was offered."""
         async with self._turn:
-            self.post(self.machine.finish())
+            self.post(self.machine.finish(monotonic()))
             await self._until(lambda: self.machine.phase is Phase.DONE)
 
     def cancel(self, reason: str = "cancelled by the sender") -> None:
@@ -296,7 +306,7 @@ class _Channel:
         """Dial, greet and serve one connection; returns why it ended."""
         host, _, port = self.peer.address.rpartition(":")
         async with asyncio.timeout(HANDSHAKE_S):
-            reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
+            reader, writer = await asyncio.open_connection(host, int(port), limit=READ_BUFFER_BYTES)
         wire = Wire(reader, writer)
         try:
             _, rtt_s = await greet(wire, self._client.name, self._client.secret)
@@ -429,7 +439,7 @@ def _clamp(value: float, low: int, high: int) -> int:
 def _split(piece: Slice, have: int, limit_bytes: int) -> Iterator[Slice]:
     """The part of `piece` from token `have` on, in pieces of at most `limit_bytes` or a token."""
     layer, part, first, stop = piece.key
-    step = max(1, limit_bytes // max(1, piece.data[:1].nbytes))
+    step = max(1, min(_MAX_PIECE_TOKENS, limit_bytes // max(1, piece.data[:1].nbytes)))
     for start in range(max(first, have), stop, step):
         end = min(start + step, stop)
         here = slice(start - first, end - first)
@@ -438,3 +448,17 @@ def _split(piece: Slice, have: int, limit_bytes: int) -> Iterator[Slice]:
             positions=piece.positions[here],
             data=piece.data[here],
         )
+
+
+def _coded(stream: StreamId, piece: Slice, codec: str) -> Data:
+    data = encode_slice(stream, piece, codec)
+    _check(replace(data, body=b""))
+    return data
+
+
+def _check(frame: Frame) -> None:
+    """A frame that cannot be written is its caller's mistake, and no connection should break."""
+    try:
+        encode(frame)
+    except FrameError as error:
+        raise ValueError(str(error)) from error

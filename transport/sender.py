@@ -120,10 +120,10 @@ class Sender:
         self._stall_at = None if self._queue else now + STALL_S
         return data
 
-    def finish(self) -> list[Frame]:
+    def finish(self, now: float) -> list[Frame]:
         """Nothing more will be pushed; `phase` becomes DONE when the receiver says so."""
         self._finishing = True
-        return self._finish_if_acked()
+        return self._finish_if_acked(now)
 
     def cancel(self, reason: str) -> list[Frame]:
         """Give up; returns what tells the receiver."""
@@ -176,7 +176,7 @@ class Sender:
             if received.get((key.layer, key.part), none).covers(key.start, key.stop):
                 self._settle(key)
         self._queue = deque(self._unacked)
-        return self._finish_if_acked()
+        return self._finish_if_acked(now)
 
     def _refused(self, frame: Refuse | Cancel, now: float) -> list[Frame]:
         self.fail(frame.reason)
@@ -187,7 +187,7 @@ class Sender:
             self._settle(key)
         self._breaks = 0
         self._stall_at = now + STALL_S if self._unacked and not self._queue else None
-        return self._finish_if_acked()
+        return self._finish_if_acked(now)
 
     def _completed(self, frame: Done, now: float) -> list[Frame]:
         self._end(Phase.DONE)
@@ -199,8 +199,9 @@ class Sender:
             self.unacked_bytes -= len(data.body)
             self._acked.setdefault((key.layer, key.part), Ranges()).add(key.start, key.stop)
 
-    def _finish_if_acked(self) -> list[Frame]:
+    def _finish_if_acked(self, now: float) -> list[Frame]:
         if self._finishing and self.phase is Phase.OPEN and not self._unacked:
+            self._stall_at = now + STALL_S
             return [Finish(self.offer.stream)]
         return []
 

@@ -8,22 +8,22 @@ from time import monotonic
 
 from transport.base import Sink, StreamId
 from transport.codecs import decode_slice
-from transport.frames import (
-    CorruptFrame,
-    Data,
-    Frame,
-    FrameError,
-    Goodbye,
-    Ping,
-    Pong,
-    Preamble,
-    check_body,
-)
+from transport.frames import CorruptFrame, Data, Frame, FrameError, Goodbye, Ping, Pong
+from transport.framing import Preamble, check_body
 from transport.receiver import ASK_AGAIN_S, Receiver, Verdict
-from transport.wire import BROKEN, HandshakeRefused, Wire, until_first_ends, welcome
+from transport.wire import (
+    BROKEN,
+    READ_BUFFER_BYTES,
+    SILENCE_S,
+    HandshakeRefused,
+    Wire,
+    until_first_ends,
+    welcome,
+)
 
 _DECODES_PER_CONNECTION = 4  # bodies in memory per connection; more wait in the socket
 _THREADS = 2
+_FAREWELL_TURNS = 20
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class KVServer:
         """Listen. Raises OSError when the port is in use."""
         self._loop = asyncio.get_running_loop()
         self._listener = await asyncio.start_server(
-            self._connected, self._host, self._asked_port, limit=1 << 20
+            self._connected, self._host, self._asked_port, limit=READ_BUFFER_BYTES
         )
 
     async def close(self) -> None:
@@ -80,6 +80,11 @@ class KVServer:
         self._closed = True
         self._listener.close()
         self._receiver.close(f"{self._name} is closing")
+        self.settle()
+        for _ in range(_FAREWELL_TURNS):  # let the senders hear of it, if they listen
+            if not self._connections.keys() & set(self._receiver.ready()):
+                break
+            await asyncio.sleep(0.01)
         tasks = list(self._connections.values())
         for task in tasks:
             task.cancel()
@@ -113,9 +118,11 @@ class KVServer:
 
     def _on_timer(self) -> None:
         now = monotonic()
-        self._receiver.ask_again(now)
-        self._receiver.expire(now)
-        self.settle()
+        try:
+            self._receiver.ask_again(now)
+            self._receiver.expire(now)
+        finally:  # a mistake of the sink's must not stop the clock
+            self.settle()
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         conn = _Connection(self, Wire(reader, writer))
@@ -202,7 +209,8 @@ class _Connection:
 
     async def _take(self, receiver: Receiver, preamble: Preamble, data: Data) -> None:
         try:
-            await self.slots.acquire()
+            async with asyncio.timeout(SILENCE_S):
+                await self.slots.acquire()
             body = await self.wire.read_body(preamble)
         except BaseException:
             receiver.dropped(data)

@@ -9,27 +9,14 @@ from collections.abc import Coroutine
 from time import monotonic
 from typing import Any
 
-from transport.frames import (
-    PREAMBLE_BYTES,
-    Buffer,
-    Frame,
-    FrameError,
-    Goodbye,
-    Hello,
-    Kind,
-    Preamble,
-    Proof,
-    UnknownKind,
-    encode,
-    parse_head,
-    parse_preamble,
-)
+from transport.frames import Buffer, Frame, FrameError, Goodbye, Hello, Kind, Proof, UnknownKind
+from transport.framing import PREAMBLE_BYTES, Preamble, encode, parse_head, parse_preamble
 
 HANDSHAKE_S = 5.0
 SILENCE_S = 20.0  # a connection on which nothing was heard for so long is dead
 PING_EVERY_S = 5.0
 _UNSENT_BYTES = 128 << 10  # what may wait inside the kernel, out of our scheduler's reach
-_READ_BUFFER_BYTES = 1 << 20
+READ_BUFFER_BYTES = 64 << 10  # all that a stranger can make us hold
 _SKIP_BYTES = 64 << 10
 
 BROKEN = (OSError, EOFError, FrameError, TimeoutError)

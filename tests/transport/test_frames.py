@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transport.kv_helpers import make_offer
-from transport import frames
+from transport import frames, framing
 from transport.base import SliceKey, StreamId
-from transport.frames import PREAMBLE_BYTES, Frame, FrameError
+from transport.frames import Frame, FrameError
+from transport.framing import PREAMBLE_BYTES
 
 STREAM = StreamId("chat-7é", 3, 4)
 KEY = SliceKey(29, "v", 16, 20)
@@ -45,16 +46,16 @@ EVERY_KIND: list[Frame] = [
 
 
 def wire_bytes(frame: Frame) -> bytes:
-    return b"".join(bytes(part) for part in frames.encode(frame))
+    return b"".join(bytes(part) for part in framing.encode(frame))
 
 
 def decode(data: bytes) -> Frame:
     """What a reader does: every length is asked for only after it has been checked."""
-    preamble = frames.parse_preamble(data[:PREAMBLE_BYTES])
+    preamble = framing.parse_preamble(data[:PREAMBLE_BYTES])
     split = PREAMBLE_BYTES + preamble.head_bytes
-    frame = frames.parse_head(preamble, data[PREAMBLE_BYTES:split])
+    frame = framing.parse_head(preamble, data[PREAMBLE_BYTES:split])
     body = data[split : split + preamble.body_bytes]
-    frames.check_body(preamble, body)
+    framing.check_body(preamble, body)
     if isinstance(frame, frames.Data):
         assert frame.body == b""
         return frames.Data(
@@ -69,7 +70,7 @@ def test_round_trip(frame: Frame):
 
 
 def test_every_kind_is_tested():
-    kinds = {frames.parse_preamble(wire_bytes(f)[:PREAMBLE_BYTES]).kind for f in EVERY_KIND}
+    kinds = {framing.parse_preamble(wire_bytes(f)[:PREAMBLE_BYTES]).kind for f in EVERY_KIND}
     assert kinds == set(frames.Kind)
 
 
@@ -101,7 +102,7 @@ def test_any_bytes_are_refused(data: bytes):
 def sealed(kind: int, head: bytes, body: bytes = b"") -> bytes:
     """A frame with right checksums around any head: what a mistaken peer could send."""
     crc32 = zlib.crc32
-    fields = (frames.MAGIC, frames.VERSION, kind, len(head), len(body), crc32(body), 0)
+    fields = (framing.MAGIC, framing.VERSION, kind, len(head), len(body), crc32(body), 0)
     summed = struct.pack("!4sBBIIII", *fields)[:-4]
     return summed + struct.pack("!I", crc32(head, crc32(summed))) + head + body
 
@@ -120,7 +121,7 @@ def test_any_head_behind_good_checksums(kind: frames.Kind, head: bytes):
 @settings(max_examples=200, deadline=None)
 def test_altered_heads_behind_good_checksums(frame: Frame, data):
     good = wire_bytes(frame)
-    preamble = frames.parse_preamble(good[:PREAMBLE_BYTES])
+    preamble = framing.parse_preamble(good[:PREAMBLE_BYTES])
     head = bytearray(good[PREAMBLE_BYTES : PREAMBLE_BYTES + preamble.head_bytes])
     for at in data.draw(st.lists(st.integers(0, len(head) - 1), min_size=1, max_size=4)):
         head[at] = data.draw(st.integers(0, 255))
@@ -132,21 +133,21 @@ def test_altered_heads_behind_good_checksums(frame: Frame, data):
 
 def test_lengths_are_refused_before_they_are_allocated():
     def preamble(kind: frames.Kind, head: int, body: int) -> bytes:
-        return struct.pack("!4sBBIIII", frames.MAGIC, frames.VERSION, kind, head, body, 0, 0)
+        return struct.pack("!4sBBIIII", framing.MAGIC, framing.VERSION, kind, head, body, 0, 0)
 
     tracemalloc.start()
     try:
         for kind in frames.Kind:
             for head, body in ((1 << 31, 0), (10, 1 << 31)):
                 with pytest.raises(frames.FrameTooLarge):
-                    frames.parse_preamble(preamble(kind, head, body))
+                    framing.parse_preamble(preamble(kind, head, body))
         # A table that declares four thousand million entries, in a head of a few bytes.
-        head = frames._stream(STREAM) + struct.pack("!I", 2**32 - 1)
+        head = framing._stream(STREAM) + struct.pack("!I", 2**32 - 1)
         with pytest.raises(frames.TruncatedFrame):
             decode(sealed(frames.Kind.ACK, head))
         # A piece whose shape asks for terabytes.
         fields = (0, b"k", 0, 1 << 28, 0, 65535, 1 << 31, 4, 1, 0)
-        huge = frames._stream(STREAM) + frames._DATA.pack(*fields) + frames._text("raw", 32)
+        huge = framing._stream(STREAM) + framing._DATA.pack(*fields) + framing._text("raw", 32)
         run = struct.pack("!IiI", 1, 0, 1 << 28)
         with pytest.raises(frames.MalformedFrame):
             decode(sealed(frames.Kind.DATA, huge + run))
@@ -171,7 +172,7 @@ def test_named_errors():
 
 def test_what_cannot_be_sent_is_refused_here():
     with pytest.raises(frames.FrameTooLarge):
-        frames.encode(frames.Finish(StreamId("x" * 300, 0, 1)))
+        framing.encode(frames.Finish(StreamId("x" * 300, 0, 1)))
     assert len(wire_bytes(frames.Cancel(STREAM, "é" * 9000))) < 5000
 
 

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transport.kv_helpers import LAYERS, MemorySink, make_offer, make_slice
-from transport import frames
+from transport import frames, framing
 from transport.base import Offer, SliceKey, StreamId
 from transport.codecs import decode_slice, encode_slice
-from transport.frames import PREAMBLE_BYTES, Data, Frame
+from transport.frames import Data, Frame
+from transport.framing import PREAMBLE_BYTES
 from transport.receiver import Receiver, Verdict
 from transport.sender import MAX_BREAKS, STALL_S, Phase, Sender, StreamBroken
 
@@ -60,7 +61,7 @@ class World:
 
     def post(self, out: list[Frame]) -> None:
         if self.up:
-            self.there.extend(b"".join(map(bytes, frames.encode(frame))) for frame in out)
+            self.there.extend(b"".join(map(bytes, framing.encode(frame))) for frame in out)
 
     def push(self, sender: Sender) -> None:
         """Code the next piece if the window has room; finish after the last."""
@@ -68,7 +69,7 @@ class World:
         while todo and todo[0].key.stop <= (sender.have or 0):
             todo.popleft()
         if not todo:
-            self.post(sender.finish())
+            self.post(sender.finish(self.now))
         elif sender.has_room and not sender.ended:
             sender.push(encode_slice(sender.offer.stream, todo.popleft(), "zstd"))
             assert sender.unacked_bytes < self.window + 1000
@@ -88,9 +89,9 @@ class World:
             return
         raw = self.there.popleft()
         try:
-            preamble = frames.parse_preamble(raw[:PREAMBLE_BYTES])
+            preamble = framing.parse_preamble(raw[:PREAMBLE_BYTES])
             split = PREAMBLE_BYTES + preamble.head_bytes
-            frame = frames.parse_head(preamble, raw[PREAMBLE_BYTES:split])
+            frame = framing.parse_head(preamble, raw[PREAMBLE_BYTES:split])
         except frames.FrameError:
             self.cut()
             return
@@ -98,7 +99,7 @@ class World:
             self.receiver.handle(self.conn, frame, self.now)
         elif self.receiver.admit(self.conn, frame, self.now) is Verdict.TAKE:
             try:
-                frames.check_body(preamble, raw[split:])
+                framing.check_body(preamble, raw[split:])
             except frames.FrameError:
                 self.receiver.dropped(frame)
                 self.cut()
@@ -116,7 +117,7 @@ class World:
         for conn in self.receiver.ready():
             out = self.receiver.take(conn)
             if conn == self.conn and self.up:
-                self.back.extend(b"".join(map(bytes, frames.encode(frame))) for frame in out)
+                self.back.extend(b"".join(map(bytes, framing.encode(frame))) for frame in out)
 
     def hear(self) -> None:
         """The sender reads one frame."""
@@ -124,8 +125,8 @@ class World:
             return
         raw = self.back.popleft()
         try:
-            preamble = frames.parse_preamble(raw[:PREAMBLE_BYTES])
-            frame = frames.parse_head(preamble, raw[PREAMBLE_BYTES:])
+            preamble = framing.parse_preamble(raw[:PREAMBLE_BYTES])
+            frame = framing.parse_head(preamble, raw[PREAMBLE_BYTES:])
         except frames.FrameError:
             self.cut()
             return
@@ -320,7 +321,7 @@ def test_finishing_early_is_told_apart_from_done(world: World):
     world.push(sender)
     world.write(sender)
     step(world)
-    world.post(sender.finish())
+    world.post(sender.finish(0.0))
     step(world)
     assert "finished with 368 slice tokens missing" in sender.reason
     assert sender.offer.stream in world.sink.breaks

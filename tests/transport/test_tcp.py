@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from tests.transport.kv_helpers import MemorySink, make_offer, make_slice
-from transport import frames
+from transport import frames, framing
 from transport.base import StreamId
 from transport.tcp import KVClient, KVServer, Outgoing, StreamBroken
 
@@ -340,8 +340,8 @@ def test_a_server_of_another_deployment_gets_nothing():
     "bytes_sent",
     [
         b"GET / HTTP/1.1\r\n\r\n" * 4,
-        b"".join(map(bytes, frames.encode(frames.Offering(make_offer())))),
-        b"".join(map(bytes, frames.encode(frames.Proof(b"x" * 32)))),
+        b"".join(map(bytes, framing.encode(frames.Offering(make_offer())))),
+        b"".join(map(bytes, framing.encode(frames.Proof(b"x" * 32)))),
         b"PDKV\x01\x07" + b"\xff" * 40,
     ],
     ids=["http", "offer", "proof", "lengths"],
@@ -499,5 +499,23 @@ def test_the_port_and_double_close():
         server.cancel(StreamId("never", 0, 1), "heard of")
         await server.close()
         await server.close()
+
+    run(test)
+
+
+def test_what_fits_no_frame_is_the_callers_mistake_and_breaks_nobody():
+    async def test() -> None:
+        async with Pair(MemorySink(), connections=1) as pair:
+            good = await pair.open("good")
+            with pytest.raises(ValueError, match="field of 300 bytes, cap 256"):
+                await pair.open("x" * 300)
+            bad = await pair.open("bad")
+            with pytest.raises(ValueError, match="part 'far too long'"):
+                await bad.send(make_slice(0, "far too long", 0, 4, **SHAPE))
+            with pytest.raises(ValueError, match="DATA"):
+                await bad.send(make_slice(1 << 17, "k", 0, 4, **SHAPE))
+            await send_all(good)
+            pair.check(good)
+            bad.cancel()
 
     run(test)
