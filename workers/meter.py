@@ -12,14 +12,14 @@ class StepMeter:
     step_s: float | None = None
     prefill_tokens_per_s: float | None = None
 
-    def measure(self, took_s: float, prefill_tokens: int) -> None:
-        """Learn from one step; of a mixed step what decoding takes is not counted as prefill."""
+    def measure(self, took_s: float, prefill_tokens: int, *, decodes: bool) -> None:
+        """Learn from one step; of a mixed one, what decoding takes is not counted as prefill."""
         if took_s <= 0:
             return
         if prefill_tokens == 0:
             self.step_s = _average(self.step_s, took_s)
             return
-        decode_s = min(self.step_s or 0.0, took_s / 2)
+        decode_s = min(self.step_s or 0.0, took_s / 2) if decodes else 0.0
         rate = prefill_tokens / (took_s - decode_s)
         self.prefill_tokens_per_s = _average(self.prefill_tokens_per_s, rate)
 

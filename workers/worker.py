@@ -90,11 +90,14 @@ class Worker:
         if step is not self._step:
             raise RuntimeError("this step is not the one that runs")
         self._step = None
-        self._meter.measure(now - self._step_began, result.prefill_tokens)
         out: list[Output] = []
+        decodes = False
         for sample in result.samples:
             leg = self._legs[sample.seq]
+            decodes = decodes or leg.start.role is not Role.PREFILL
             out.append(Up(gateway=leg.gateway, message=leg.take(sample)))
+        took_s = now - self._step_began
+        self._meter.measure(took_s, result.prefill_tokens, decodes=decodes)
         for seq in step.seqs:
             leg = self._legs[seq]
             if not leg.decodes_on:
@@ -188,6 +191,11 @@ class Worker:
     def drain(self, now: float) -> None:
         """Take no new legs; those that are here go on."""
         self._draining = True
+
+    @property
+    def leg_count(self) -> int:
+        """Legs that are here, held and paused ones too."""
+        return len(self._legs)
 
     @property
     def idle(self) -> bool:

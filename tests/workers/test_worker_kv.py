@@ -13,6 +13,7 @@ from tests.workers.worker_rig import (
     feed,
     offer,
     pause,
+    resync,
     send_kv,
     start,
     stop,
@@ -395,6 +396,23 @@ def test_law_without_room_waits_too_and_resync_knows_it() -> None:
     assert rig.worker.load().running == 1
     rig.send(stop(epoch=9))
     assert rig.tokens() == text[20:]
+
+
+def test_a_truncation_inside_a_shared_block_waits_for_room_too() -> None:
+    rig = Rig(kv_total_tokens=80)
+    rig.landed_main()
+    rig.send(feed(TEXT[:1]))
+    rig.run(9)  # own: TEXT[:10]; the third block of 16 is whole, 8 output tokens are in it
+    longer = (*PROMPT, *TEXT[:9])
+    rig.send(start(Role.PREFILL, epoch=9, prompt_ids=longer, reserve=50, limit=1))
+    rig.run()
+    assert rig.engine.kv_free_tokens() == 0
+    law = (*TEXT[:3], TEXT[3] + 1)
+    assert rig.send(feed(law[1:], at=1)) == []
+    assert rig.step() is None
+    assert rig.send(resync(0)) == [TokenRun(request="r", epoch=2, index=0, ids=law, hist=0, fed=4)]
+    rig.send(stop(epoch=9))
+    assert rig.tokens() == continuation(LIMIT - 4, law)
 
 
 def test_messages_between_begin_and_complete_wait_for_the_end() -> None:

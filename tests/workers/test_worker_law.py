@@ -303,7 +303,7 @@ def test_details_of_tokens_that_were_taken_back_are_gone() -> None:
     rig.run(5)
     law = (*TEXT[:3], TEXT[3] + 1)
     rig.send(feed(law[1:], at=1))
-    first, own, taken = rig.send(resync(0))
+    _, own, taken = rig.send(resync(0))
     assert isinstance(own, TokenRun)
     assert isinstance(taken, TokenRun)
     assert (own.index, own.ids, own.margins is not None) == (1, law[1:3], True)
