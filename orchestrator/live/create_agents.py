@@ -1,9 +1,9 @@
 """The short-lived helper that creates a deployment's agents.
 
-    python -m orchestrator.live.create_agents FILE
+    python -m orchestrator.live.create_agents ORDER RESULT
 
-It is a process of its own so that the gateway's never loads Ray. It prints one line of JSON:
-`{"agents": {site: "host:port"}}` or `{"error": why}`.
+It is a process of its own so that the gateway's never loads Ray. Reads the order from one file
+and writes the result to the other: `{"agents": {site: "host:port"}}` or `{"error": why}`.
 """
 
 import json
@@ -53,7 +53,7 @@ def create_agents(specs: Sequence[SiteSpec], log_dir: str | None) -> dict[str, s
 
 
 def main() -> int:
-    """Create the agents that the file describes, once as many nodes as it says have joined."""
+    """Create the agents that the order describes, once as many nodes as it says have joined."""
     order = json.loads(Path(sys.argv[1]).read_bytes())
     specs = TypeAdapter(list[SiteSpec]).validate_python(order["sites"])
     try:
@@ -65,10 +65,10 @@ def main() -> int:
             logging_level=logging.ERROR,
         )
         _wait_for_nodes(order["nodes"])
-        print(json.dumps({"agents": create_agents(specs, order["log_dir"])}), flush=True)
+        result = {"agents": create_agents(specs, order["log_dir"])}
     except (StartFailed, RayError, ConnectionError, TimeoutError) as error:
-        print(json.dumps({"error": str(error).strip().splitlines()[0]}), flush=True)
-        return 1
+        result = {"error": str(error).strip().splitlines()[0]}
+    Path(sys.argv[2]).write_text(json.dumps(result))
     return 0
 
 

@@ -30,7 +30,7 @@ HOST = "127.0.0.1"
 RAY_HOST = "127.0.0.2" if sys.platform == "linux" else HOST
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 WORKERS_PER_CPU = 10  # as many as `ray_site.WORKER_CPUS` lets into one of Ray's CPUs
-HELPER_S = 120.0
+HELPER = "helper"
 POLL_S = 0.5
 STOP_S = 15.0
 
@@ -109,11 +109,11 @@ class Deployment:
         self._progress = progress
         self._start_s = start_s
         self._sites = [name for name, site in topology.sites.items() if site.launch == "local"]
-        self._scratch = Path(tempfile.mkdtemp(prefix="pdd-"))
-        self._log_dir = self._scratch / "logs" if log_dir is None else log_dir
+        self._scratch = Path()  # made by `start`
+        self._log_dir = log_dir
         self._supervisor: asyncio.subprocess.Process | None = None
         self._emulator: asyncio.subprocess.Process | None = None
-        self._helper: asyncio.subprocess.Process | None = None
+        self._helped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching: asyncio.Task[None] | None = None
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.agents: dict[str, str] = {}
@@ -122,8 +122,9 @@ class Deployment:
 
     async def start(self) -> None:
         """Return when every local worker is up. Raises LaunchFailed, after cleaning up."""
+        self._scratch = Path(tempfile.mkdtemp(prefix="pdd-"))
         try:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
+            self._logs.mkdir(parents=True, exist_ok=True)
             async with asyncio.timeout(self._start_s):
                 await self._start_line()
                 if self._sites:
@@ -145,10 +146,15 @@ class Deployment:
         if self.line is not None:
             await self.line.close()
             self.line = None
-        for process in (self._helper, self._supervisor, self._emulator):
+        for process in (self._supervisor, self._emulator):
             if process is not None:
                 await _end(process)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._scratch.name:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def _logs(self) -> Path:
+        return self._scratch / "logs" if self._log_dir is None else self._log_dir
 
     async def inventory(self, site: str) -> dict[str, Any]:
         """What a site's agent knows. Raises httpx.HTTPError."""
@@ -189,14 +195,8 @@ class Deployment:
         environment = self._environment(address)
         specs = [await self._spec(site, next(ports)) for site in self._sites]
         await self._start_supervisor()
-        helper = asyncio.create_task(self._create_agents(address, specs, environment))
-        try:
-            self._start_nodes(
-                address, specs, environment, dashboard=next(ports), client=next(ports)
-            )
-            await self._until_first(helper)
-        finally:
-            helper.cancel()
+        self._start_nodes(address, specs, environment, dashboard=next(ports), client=next(ports))
+        await self._create_agents(address, specs, environment)
         await self._until_up()
 
     async def _spec(self, site: str, port: int) -> SiteSpec:
@@ -244,9 +244,12 @@ class Deployment:
         assert process.stdout is not None
         async for line in process.stdout:
             ended = json.loads(line)
-            if not self.failed.done():
-                tail = _tail(self._log_dir / f"{ended['exited']}.log")
-                self.failed.set_result(f"{ended['exited']} ended (code {ended['code']}): {tail}")
+            name, code = ended["exited"], ended["code"]
+            if name == HELPER:
+                self._helped.set_result(None)
+            elif not self.failed.done():
+                tail = _tail(self._logs / f"{name}.log")
+                self.failed.set_result(f"{name} ended (code {code}): {tail}")
         if not self.failed.done():
             self.failed.set_result("the supervisor ended")
 
@@ -278,49 +281,40 @@ class Deployment:
                 *("--metrics-export-port", "0", "--include-log-monitor", "false"),
                 "--disable-usage-stats",
             ]
-            name = f"ray-{spec.site}"
-            path = str(self._log_dir / f"{name}.log")
-            self._command({"start": name, "argv": argv, "env": environment, "log": path})
+            self._command(f"ray-{spec.site}", argv, environment)
 
-    def _command(self, command: dict[str, Any]) -> None:
+    def _command(self, name: str, argv: list[str], environment: dict[str, str]) -> None:
         assert self._supervisor is not None
         assert self._supervisor.stdin is not None
+        log_file = str(self._logs / f"{name}.log")
+        command = {"start": name, "argv": argv, "env": environment, "log": log_file}
         self._supervisor.stdin.write(json.dumps(command).encode() + b"\n")
 
     async def _create_agents(
         self, address: str, specs: list[SiteSpec], environment: dict[str, str]
     ) -> None:
-        order = self._scratch / "order.json"
+        """Let the helper do it: it waits for the nodes itself. Raises LaunchFailed."""
+        order, result = self._scratch / "order.json", self._scratch / "agents.json"
         content = {
             "address": address,
             "nodes": len(specs),
-            "log_dir": str(self._log_dir),
+            "log_dir": str(self._logs),
             "sites": [dataclasses.asdict(spec) for spec in specs],
         }
         order.write_text(json.dumps(content))
-        with (self._log_dir / "helper.log").open("wb") as errors:
-            self._helper = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "orchestrator.live.create_agents", str(order)),
-                cwd=ROOT,
-                env=os.environ | environment,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
-        async with asyncio.timeout(HELPER_S):
-            out, _ = await self._helper.communicate()
-        lines = out.splitlines()
-        answer = json.loads(lines[-1]) if lines else {}
-        if "agents" not in answer:
-            raise LaunchFailed(answer.get("error") or _tail(self._log_dir / "helper.log"))
-        self.agents = answer["agents"]
-
-    async def _until_first(self, job: "asyncio.Task[None]") -> None:
-        """Wait for the job; a process that ends meanwhile is the failure. Raises LaunchFailed."""
-        await asyncio.wait((job, self.failed), return_when=asyncio.FIRST_COMPLETED)
-        if not job.done():
+        argv = [sys.executable, "-m", "orchestrator.live.create_agents", str(order), str(result)]
+        self._command(HELPER, argv, environment)
+        await asyncio.wait((self._helped, self.failed), return_when=asyncio.FIRST_COMPLETED)
+        if self.failed.done():
             raise LaunchFailed(self.failed.result())
-        await job
+        if not result.exists():
+            raise LaunchFailed(
+                f"the agents were not created: {_tail(self._logs / f'{HELPER}.log')}"
+            )
+        answer = json.loads(result.read_bytes())
+        if "error" in answer:
+            raise LaunchFailed(answer["error"])
+        self.agents = answer["agents"]
 
     async def _until_up(self) -> None:
         """Tell how the workers come along until all are up. Raises LaunchFailed."""
@@ -354,12 +348,9 @@ class Deployment:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close its standard input, which both helpers take as the end; then insist."""
+    """Close its standard input, which it takes as the end; then insist."""
     if process.stdin is not None:
         process.stdin.close()
-    else:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
     try:
         async with asyncio.timeout(STOP_S):
             await process.wait()
