@@ -155,6 +155,7 @@ class Outgoing:
             self._timer.cancel()
             self._timer = None
         if self.machine.ended:
+            self._forget_sent()
             self._channel.remove(self)
             return
         deadline = self.machine.next_deadline()
@@ -186,7 +187,7 @@ class Outgoing:
 
     def disconnected(self, reason: str) -> None:
         """The channel lost its connection."""
-        self._sent.clear()
+        self._forget_sent()
         self.machine.disconnected(reason, monotonic())
         self.settle()
 
@@ -194,6 +195,10 @@ class Outgoing:
         """No connection will do."""
         self.machine.fail(reason)
         self.settle()
+
+    def _forget_sent(self) -> None:
+        self._channel.peer.goodput.lost(len(self._sent))
+        self._sent.clear()
 
     def _on_timer(self) -> None:
         self.post(self.machine.expire(monotonic()))

@@ -31,30 +31,43 @@ class Pacer:
 class Sent:
     """The state of delivery when a piece was written."""
 
-    at: float
+    acked_at: float  # when `delivered` was last true; the write itself after an idle time
     delivered: int
     starved: bool  # nothing else was waiting, so its rate says little about the path
 
 
 class DeliveryRate:
-    """Goodput from acknowledgements: what was delivered between a piece's write and its ack."""
+    """Goodput from acknowledgements, as BBR measures it: bytes delivered between the last
+    acknowledgement before a piece was written and its own."""
 
     def __init__(self) -> None:
         self.bytes_per_s: float | None = None
         self._delivered = 0
+        self._acked_at = 0.0
+        self._flying = 0
 
     def sent(self, now: float, *, starved: bool) -> Sent:
-        return Sent(now, self._delivered, starved)
+        """A piece is being written."""
+        if self._flying == 0:
+            self._acked_at = now
+        self._flying += 1
+        return Sent(self._acked_at, self._delivered, starved)
 
     def acked(self, sent: Sent, nbytes: int, now: float) -> None:
+        self._flying -= 1
         self._delivered += nbytes
-        if now <= sent.at:
+        self._acked_at = now
+        if now <= sent.acked_at:
             return
-        sample = (self._delivered - sent.delivered) / (now - sent.at)
+        sample = (self._delivered - sent.delivered) / (now - sent.acked_at)
         if self.bytes_per_s is None:
             self.bytes_per_s = sample
         elif not sent.starved or sample > self.bytes_per_s:
             self.bytes_per_s += _EWMA * (sample - self.bytes_per_s)
+
+    def lost(self, pieces: int) -> None:
+        """Their connection broke, or their stream ended: no acknowledgement will come."""
+        self._flying -= pieces
 
 
 class RoundTrip:
