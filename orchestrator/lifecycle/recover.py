@@ -150,6 +150,7 @@ def need_main(ctx: Context, req: Request, now: float) -> bool:
             Role.MAIN,
             ctx.reserve(req, Role.MAIN),
             ctx.world,
+            context=_longest(req),
             near=source.site,
             hits=ctx.prefixes.hits(req.prefix, sorted(ctx.world.workers)),
             excluded=frozenset(req.excluded),
@@ -210,6 +211,7 @@ def need_relay(ctx: Context, req: Request, now: float) -> bool:
         Role.RELAY,
         reserve,
         ctx.world,
+        context=_longest(req),
         near=prefill.site,
         hits={},
         excluded=frozenset(req.excluded),
@@ -234,6 +236,11 @@ def resume_relay(ctx: Context, req: Request, now: float) -> bool:
         booking.decoding_slot = True
     ctx.send(relay.worker, Resume(request=req.name, epoch=relay.epoch, seq=relay.pause_seq))
     return True
+
+
+def _longest(req: Request) -> int:
+    """Tokens the sequence can have in the end."""
+    return len(req.spec.prompt_ids) + req.limit
 
 
 def _main_attempts_left(ctx: Context, req: Request) -> bool:

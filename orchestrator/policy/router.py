@@ -56,6 +56,15 @@ class Decision:
     total_s: float
     relay_tokens: int  # tokens the relay is expected to decode
 
+    @property
+    def cost_s(self) -> float:
+        """What the choice is made by: a stall in plain sight counts twice.
+
+        By the total alone a far main that is much faster than the relay would be taken without
+        one: it catches up, but the client would have waited for the wire meanwhile.
+        """
+        return self.total_s + self.stall_s
+
 
 def expected_output(remaining: int) -> int:
     """Tokens a request will probably decode."""
@@ -91,6 +100,7 @@ def place(
     tokens: int,
     world: World,
     *,
+    context: int,
     near: str,
     hits: Mapping[str, int],
     excluded: frozenset[str] = frozenset(),
@@ -98,7 +108,8 @@ def place(
 ) -> str | None:
     """One worker for one leg: its role first, then the site nearest to `near`, then the lightest.
 
-    With `any_role` a worker without the role serves when nobody else can.
+    `tokens` of KV memory are set aside; `context` is the longest the sequence can get. With
+    `any_role` a worker without the role serves when nobody else can.
     """
     able = [
         w
@@ -107,6 +118,7 @@ def place(
         and not w.draining
         and (any_role or role in w.up.roles)
         and w.has_room(tokens)
+        and context <= w.up.max_context
         and world.connected(w.site, near)
     ]
 
@@ -128,7 +140,7 @@ ORDER = {Route.LOCAL: 0, Route.DIRECT: 1, Route.RELAY: 2}
 
 def _rank(d: Decision) -> tuple[float, int, str, str]:
     # Rounded so that float noise between equal workers never beats the fixed order.
-    return (round(d.total_s / TIE_S) * TIE_S, ORDER[d.route], d.prefill, d.main)
+    return (round(d.cost_s / TIE_S) * TIE_S, ORDER[d.route], d.prefill, d.main)
 
 
 def _ordered(world: World) -> list[WorkerView]:
@@ -157,12 +169,20 @@ def _decisions(
     )
     for p in prefills:
         mains = [w for w in live if able(w, Role.MAIN, need_main)]
+        if ask.remaining <= 1:
+            yield _predict(ask, world, p, None, p)  # its own token is the last one
+            continue
+        need_relay = relay_reserve(ask, 16)
         relays = [
-            w for w in live if w.site == p.site and able(w, Role.RELAY, relay_reserve(ask, 16))
+            w
+            for w in live
+            if w.site == p.site
+            and able(w, Role.RELAY, need_relay)
+            and (w is not p or _both_fit(p, ask.tokens + need_relay, only_with_room))
         ]
         relay = min(relays, key=lambda w: (w.slots_used / w.up.slots, w.name), default=None)
         local = [m for m in mains if m.site == p.site]
-        if p in local and _both_fit(p, ask, only_with_room):
+        if p in local and _both_fit(p, ask.tokens + need_main, only_with_room):
             yield _predict(ask, world, p, None, p)
         yield from (
             _predict(ask, world, p, None, m)
@@ -176,10 +196,10 @@ def _decisions(
                 yield _predict(ask, world, p, relay, m)
 
 
-def _both_fit(w: WorkerView, ask: Ask, only_with_room: bool) -> bool:
-    tokens = ask.tokens + main_reserve(ask)
+def _both_fit(w: WorkerView, tokens: int, only_with_room: bool) -> bool:
+    """Whether a worker takes a prefill leg and another one, `tokens` in all."""
     if not only_with_room:
-        return tokens <= w.up.kv_total_tokens
+        return w.up.slots >= 2 and tokens <= w.up.kv_total_tokens
     return w.slots_used + 2 <= w.up.slots and w.tokens_booked + tokens <= w.up.kv_total_tokens
 
 

@@ -54,14 +54,15 @@ class WorkerView:
 
     @property
     def step_s(self) -> float:
-        """Seconds per decode step, as last reported."""
+        """Seconds per decode step, as last reported; never 0."""
         reported = self.load.step_s if self.load else None
-        return reported if reported is not None else DEFAULT_STEP_S
+        return reported or DEFAULT_STEP_S
 
     @property
     def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens computed per second, as last reported; never 0."""
         reported = self.load.prefill_tokens_per_s if self.load else None
-        return reported if reported is not None else DEFAULT_PREFILL_TOKENS_PER_S
+        return reported or DEFAULT_PREFILL_TOKENS_PER_S
 
     def has_room(self, tokens: int) -> bool:
         """Whether one more leg of `tokens` fits the books."""

@@ -1,0 +1,66 @@
+"""The book of cached prefixes."""
+
+from orchestrator.policy.prefixes import BLOCK, PrefixBook, block_hashes
+
+IDS = tuple(range(100, 100 + 4 * BLOCK))
+
+
+def test_only_complete_blocks_are_named() -> None:
+    assert block_hashes(IDS[: BLOCK - 1], "") == ()
+    assert len(block_hashes(IDS[:BLOCK], "")) == 1
+    assert len(block_hashes(IDS[: 3 * BLOCK + 5], "")) == 3
+
+
+def test_a_block_is_named_with_all_that_came_before_it() -> None:
+    whole = block_hashes(IDS, "")
+    assert block_hashes(IDS[: 2 * BLOCK], "") == whole[:2]
+    other = block_hashes((1, *IDS[1:]), "")
+    assert not set(other) & set(whole)
+
+
+def test_another_salt_shares_nothing() -> None:
+    assert not set(block_hashes(IDS, "tenant a")) & set(block_hashes(IDS, "tenant b"))
+
+
+def test_hashes_are_the_same_in_every_process() -> None:
+    """Never Python's own hash: it is salted per process."""
+    (first,) = block_hashes(range(BLOCK), "salt")
+    assert first.hex() == "3d2f10c81f5402bc6dd3c08c2166c647"
+
+
+def test_a_hit_is_the_leading_part_that_a_worker_has() -> None:
+    book = PrefixBook()
+    mine = block_hashes(IDS, "")
+    book.note("a", mine[:2])
+    book.note("b", (mine[0], mine[2]))
+    book.note("c", mine[1:])
+    assert book.hits(mine, ["a", "b", "c", "never seen"]) == {"a": 2 * BLOCK, "b": BLOCK}
+
+
+def test_only_the_workers_asked_for_are_looked_at() -> None:
+    book = PrefixBook()
+    hashes = block_hashes(IDS, "")
+    book.note("a", hashes)
+    book.note("b", hashes)
+    assert book.hits(hashes, ["b"]) == {"b": len(IDS)}
+
+
+def test_a_restarted_worker_has_nothing() -> None:
+    book = PrefixBook()
+    hashes = block_hashes(IDS, "")
+    book.note("a", hashes)
+    book.forget("a")
+    book.forget("a")
+    assert book.hits(hashes, ["a"]) == {}
+
+
+def test_the_book_is_bounded_and_keeps_what_was_seen_last() -> None:
+    book = PrefixBook(blocks_per_worker=4)
+    old, new = block_hashes(IDS, "old"), block_hashes(IDS, "new")
+    book.note("a", old)
+    book.note("a", new[:2])
+    assert book.hits(old, ["a"]) == {}  # its first blocks went
+    assert book.hits(new, ["a"]) == {"a": 2 * BLOCK}
+    book.note("a", new[:1])
+    book.note("a", old[:3])
+    assert book.hits(new, ["a"]) == {"a": BLOCK}
