@@ -17,6 +17,7 @@ from orchestrator.errors import UserError
 # help and mistakes come at once. To add a command, add its line here.
 COMMANDS = {
     "validate": "Check a topology file and name every mistake in it.",
+    "bench": "Measure a claim.",
     "serve": "Start a topology on this machine and serve it.",
 }
 

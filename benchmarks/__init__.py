@@ -1,0 +1,1 @@
+"""One file per claim; each is run by `pdd bench NAME`."""

@@ -1,0 +1,79 @@
+"""`pdd bench NAME`: measure a claim."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import handoff as handoff_bench
+from benchmarks.service import ServeFailed
+from orchestrator.cli.output import Format, FormatOption, print_json
+from orchestrator.topology.load import load_topology
+from orchestrator.topology.packaged import packaged_topology
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+FAILED = 1
+
+
+@app.callback()
+def bench() -> None:
+    """Measure a claim; every figure of the README comes from one of these."""
+
+
+@app.command()
+def handoff(
+    topology: Annotated[
+        Path | None, typer.Option(help="The topology file. Default: laptop-4000km.")
+    ] = None,
+    gateway_site: Annotated[
+        str | None, typer.Option(help="Where the gateway stands. Default: as the file says.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests per route.")] = 5,
+    logs: Annotated[Path | None, typer.Option(help="Keep the service's logs here.")] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """What a user feels on each route: local, direct, and relay with each kind of handoff."""
+    file = topology or packaged_topology("laptop-4000km")
+    load_topology(file)
+    progress = Console(stderr=True, highlight=False)
+    try:
+        result = handoff_bench.run(
+            file,
+            gateway_site=gateway_site,
+            requests=requests,
+            logs=logs,
+            tell=lambda line: progress.print(f"  {line}"),
+        )
+    except ServeFailed as error:
+        print(f"cannot start: {error}", file=sys.stderr)
+        raise typer.Exit(FAILED) from error
+    if output is Format.JSON:
+        print_json(result)
+    else:
+        _table(result)
+
+
+def _table(result: dict[str, Any]) -> None:
+    table = Table(title=f"handoff, gateway at {result['gateway_site']}, medians")
+    table.add_column("")
+    for name in result["routes"]:
+        table.add_column(name, justify="right")
+    keys = [k for k in next(iter(result["routes"].values())) if k != "spread"]
+    for key in keys:
+        table.add_row(key, *(_cell(row[key]) for row in result["routes"].values()))
+    Console().print(table)
+    sampled = result["sampled"]
+    print(
+        f"sampled at temperature {sampled['temperature']}: tokens_equal {sampled['tokens_equal']}, "
+        f"near_ties {sampled['near_ties']}"
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
