@@ -18,6 +18,7 @@ from orchestrator.errors import UserError
 COMMANDS = {
     "validate": "Check a topology file and name every mistake in it.",
     "bench": "Measure a claim.",
+    "status": "Show what a running service is doing.",
     "serve": "Start a topology on this machine and serve it.",
 }
 

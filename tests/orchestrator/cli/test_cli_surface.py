@@ -14,6 +14,9 @@ ROOT = Path(__file__).parents[3]
 
 # command -> its options and arguments, as one types them
 SURFACE = {
+    "bench handoff": ["--gateway-site", "--logs", "--requests", "--topology", "-o/--output"],
+    "serve": ["--gateway-site", "--logs", "--port", "-o/--output", "file"],
+    "status": ["--key", "--url", "-o/--output"],
     "validate": ["-o/--output", "file"],
 }
 
