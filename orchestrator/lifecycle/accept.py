@@ -10,22 +10,39 @@ from workers.api.messages import Role, TokenRun
 
 def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
     """Judge a run of a live leg, then every run that waited for its turn."""
+    known = (leg.fed, leg.accepted)
     leg.heard_at = now
     leg.resync_after = 0.0
     leg.resync_wait = ctx.config.deadlines.resync
     leg.fed = max(leg.fed, min(run.fed, len(req.law)))
     if run.ids:
         leg.heard = max(leg.heard, run.index + len(run.ids))
+    if has_own(run):
         leg.spoke_at = now
         leg.clock.note(leg.heard, now)
-        if leg.role is Role.PREFILL and run.index >= leg.base:
-            leg.produced = True
-            booking = ctx.booking(req, leg)
-            if booking is not None:
-                booking.prefill_tokens = 0
-                booking.decoding_slot = False
     _judge(ctx, req, leg, run, now)
+    if leg.role is Role.PREFILL and has_own(run) and len(req.law) > leg.base:
+        _produced(ctx, req, leg)
     recheck(ctx, req, now)
+    if not req.owes(leg):
+        leg.owes_since = None
+    elif leg.owes_since is None or known != (leg.fed, leg.accepted):
+        leg.owes_since = now
+
+
+def has_own(run: TokenRun) -> bool:
+    """Whether it holds a token that the leg sampled, beyond the law that it was fed."""
+    return bool(run.ids) and run.index + len(run.ids) > run.fed
+
+
+def _produced(ctx: Context, req: Request, leg: Leg) -> None:
+    """The prefill has given its token: from now on it only holds KV."""
+    leg.produced = True
+    booking = ctx.booking(req, leg)
+    if booking is not None and booking.decoding_slot:
+        booking.prefill_tokens = 0
+        booking.decoding_slot = False
+        ctx.room_made = True
 
 
 def recheck(ctx: Context, req: Request, now: float) -> None:
@@ -37,7 +54,7 @@ def recheck(ctx: Context, req: Request, now: float) -> None:
             parked, leg.parked = leg.parked, []
             for run in parked:
                 if leg.epoch not in req.legs or req.over:
-                    return
+                    break
                 moved |= _judge(ctx, req, leg, run, now)
 
 
@@ -48,6 +65,9 @@ def _judge(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> b
         return False
     if run.index > len(law):
         _park(leg, run)
+        return False
+    if not law.ids and leg.role is not Role.PREFILL:
+        ctx.counts["premature_runs"] += 1  # rule 8: prefill alone samples index 0
         return False
     if not law.agrees(run.index, run.hist, run.ids):
         _diverged(ctx, req, leg, run)
@@ -107,7 +127,7 @@ def _account(req: Request, leg: Leg, start: int, count: int, now: float) -> None
         account.first_token_at = now
     if leg.role is Role.RELAY:
         account.relay_tokens += count
-        account.relay_first_at = account.relay_first_at or now
+        account.relay_first_at = now if account.relay_first_at is None else account.relay_first_at
         account.relay_last_at = now
     if leg.role is Role.MAIN and account.handoff_index is None and account.relay_tokens:
         account.handoff_index = start

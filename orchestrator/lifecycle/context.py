@@ -125,6 +125,7 @@ class Context:
                 other.source = None
         if leg.role is Role.RELAY:
             req.account.relay_step_s = leg.clock.step_s or req.account.relay_step_s
+            req.relay_finishes = False
 
     def unqueue(self, req: Request, leg: Leg) -> None:
         """Nothing of this leg's KV is under way any more."""
@@ -135,7 +136,7 @@ class Context:
         view = self.world.workers.get(leg.worker)
         return view.bookings.get((req.name, leg.epoch)) if view else None
 
-    def feed(self, req: Request, leg: Leg, start: int) -> None:
+    def feed(self, req: Request, leg: Leg, start: int, now: float) -> None:
         """Tell a leg the law from `start` on."""
         ids = tuple(req.law.ids[start:])
         self.send(
@@ -143,6 +144,8 @@ class Context:
             Feed(request=req.name, epoch=leg.epoch, law=len(req.law), start=start, ids=ids),
         )
         leg.sent = len(req.law)
+        if leg.deaf and leg.owes_since is None:
+            leg.owes_since = now
 
     # ------------------------------------------------------------ numbers
 

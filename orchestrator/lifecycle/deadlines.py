@@ -32,11 +32,10 @@ def expire(ctx: Context, req: Request, now: float) -> None:
 def _dues(ctx: Context, req: Request) -> Iterator[Due]:
     limits = ctx.config.deadlines
     yield req.arrived_at + limits.request, _request_late
-    if not req.legs:
-        if req.waiting_since is not None:
-            yield req.waiting_since + limits.queue, _queue_late
-        if req.retry_at is not None:
-            yield req.retry_at, retry
+    if not req.legs and req.waiting_since is not None:
+        yield req.waiting_since + limits.queue, _queue_late
+    if req.retry_at is not None:
+        yield req.retry_at, retry
     released_at = release.due(req)
     if released_at is not None:
         yield released_at, _release_due
@@ -84,7 +83,10 @@ def _waits_for_law(req: Request, leg: Leg) -> bool:
 
 
 def _resync_due(leg: Leg, since: float) -> float:
-    return max(leg.heard_at or since, leg.resync_after, since) + leg.resync_wait
+    silent_since = max(leg.heard_at or since, since)
+    if leg.owes_since is not None:
+        silent_since = min(silent_since, leg.owes_since)
+    return max(silent_since, leg.resync_after) + leg.resync_wait
 
 
 # ------------------------------------------------------------------ acts
@@ -158,8 +160,9 @@ def ask_again(ctx: Context, req: Request, leg: Leg, now: float) -> None:
     """A silent leg: feed it again from what it knows and ask for its run (rule 6)."""
     _backoff(leg, now)
     ctx.counts["resyncs"] += 1
+    leg.owes_since = None if leg.owes_since is None else now
     if leg.role is not Role.PREFILL and leg.fed < len(req.law):
-        ctx.feed(req, leg, leg.fed)
+        ctx.feed(req, leg, leg.fed, now)
     ctx.send(leg.worker, Resync(request=req.name, epoch=leg.epoch, start=len(req.law)))
 
 

@@ -3,14 +3,12 @@
 from itertools import pairwise
 
 from orchestrator.lifecycle.context import Context
-from orchestrator.lifecycle.request import Request
+from orchestrator.lifecycle.request import NEAR_HANDOFF, Request
 from orchestrator.state.actions import Fail, Failure, Finish, Summary
 from orchestrator.state.events import Route
 from workers.api.messages import Role
 
 RETRY_AFTER_S = {Failure.OVERLOADED: 1.0, Failure.UNAVAILABLE: 5.0}
-# The handoff's gap is looked for among this many tokens on either side of main's first.
-NEAR_HANDOFF = 8
 
 
 def stop_all(ctx: Context, req: Request) -> None:
@@ -35,10 +33,16 @@ def finish(ctx: Context, req: Request) -> None:
 
 
 def fail(ctx: Context, req: Request, failure: Failure, message: str) -> None:
-    """Give up and tell the client why."""
+    """Give up: nothing is accepted any more. The client is told after the tokens it is owed."""
     stop_all(ctx, req)
-    req.failed = True
+    req.failed = (failure, message)
     ctx.counts[f"failed_{failure.value}"] += 1
+
+
+def tell_failure(ctx: Context, req: Request) -> None:
+    """Every accepted token was emitted: tell the client why there are no more."""
+    assert req.failed is not None
+    failure, message = req.failed
     ctx.actions.append(
         Fail(
             request=req.name,
@@ -87,11 +91,7 @@ def handoff_gap_s(req: Request) -> float | None:
     index = req.account.handoff_index
     if index is None:
         return None
-    near = [
-        (end, at)
-        for end, at in req.account.releases
-        if index - NEAR_HANDOFF < end <= index + NEAR_HANDOFF
-    ]
-    waits = [later - earlier for (_, earlier), (_, later) in pairwise(near)]
+    near = [at for end, at in req.account.releases if end > index - NEAR_HANDOFF]
+    waits = [later - earlier for earlier, later in pairwise(near)]
     slower = max(req.account.relay_step_s or 0.0, req.account.main_step_s or 0.0)
     return max(0.0, max(waits, default=0.0) - slower)

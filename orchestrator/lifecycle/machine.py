@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.lifecycle import deadlines
-from orchestrator.lifecycle.accept import recheck, take_run
+from orchestrator.lifecycle.accept import has_own, recheck, take_run
 from orchestrator.lifecycle.context import Context
-from orchestrator.lifecycle.ending import fail, finish, stop_all
+from orchestrator.lifecycle.ending import fail, finish, stop_all, tell_failure
 from orchestrator.lifecycle.handover import end_relay
-from orchestrator.lifecycle.phases import Phase
-from orchestrator.lifecycle.recover import lose_leg, reconcile, try_route
+from orchestrator.lifecycle.recover import find_place, lose_leg, reconcile
 from orchestrator.lifecycle.release import release
 from orchestrator.lifecycle.request import Leg, Request, StopWatch
 from orchestrator.policy.prefixes import block_hashes
@@ -99,26 +98,28 @@ class Machine:
             recheck(self.ctx, req, now)
             reconcile(self.ctx, req, now)
             end_relay(self.ctx, req, now)
-            self._feed(req)
+            self._feed(req, now)
         release(self.ctx, req, now)
-        if req.ended is not None:
-            finish(self.ctx, req)
         if req.over:
+            end = finish if req.failed is None else tell_failure
+            end(self.ctx, req)
             self._forget(req)
             return
-        if req.phase is Phase.QUEUED:
-            self._queue[req.name] = None
-        else:
+        if req.legs:
             self._queue.pop(req.name, None)
+        else:
+            self._queue[req.name] = None
         due = deadlines.next_due(self.ctx, req)
         if due is not None and self._due_at.get(req.name) != due:
             self._due_at[req.name] = due
             heapq.heappush(self._due, (due, req.name))
 
-    def _feed(self, req: Request) -> None:
+    def _feed(self, req: Request, now: float) -> None:
+        if req.over:
+            return
         for leg in req.legs.values():
             if leg.role is not Role.PREFILL and leg.sent < len(req.law):
-                self.ctx.feed(req, leg, leg.sent)
+                self.ctx.feed(req, leg, leg.sent, now)
 
     def _forget(self, req: Request) -> None:
         self.requests.pop(req.name, None)
@@ -134,15 +135,18 @@ class Machine:
             self._settle(req, now)
 
     def _admit(self, now: float) -> None:
-        """Requests that wait are tried in the order they came, until one finds no place."""
+        """Requests that wait are tried in order, until one finds every worker busy.
+
+        First those whose client has tokens already, then the others, each as they came.
+        """
         self.ctx.room_made = False
-        for name in list(self._queue):
+        for name in sorted(self._queue, key=lambda name: not self.requests[name].law.ids):
             req = self.requests[name]
-            refusal = try_route(self.ctx, req, now, any_role=False)
-            if refusal is Refusal.TOO_LONG:
-                self._too_long(req)
-            elif refusal is not None:
+            refusal = find_place(self.ctx, req, now)
+            if refusal is Refusal.BUSY:
                 return
+            if refusal is Refusal.TOO_LONG and req.account.routed_at is None:
+                self._too_long(req)
             self._settle(req, now)
 
     # ------------------------------------------------------------ handlers
@@ -160,7 +164,7 @@ class Machine:
         )
         self.requests[req.name] = req
         refusal = Refusal.BUSY if self._queue else None
-        refusal = refusal or try_route(self.ctx, req, now, any_role=False)
+        refusal = refusal or find_place(self.ctx, req, now)
         if refusal is Refusal.TOO_LONG:
             self._too_long(req)
         elif refusal is Refusal.NOBODY:
@@ -223,6 +227,7 @@ class Machine:
 
     def _drop_worker(self, worker: str, now: float) -> None:
         del self.ctx.world.workers[worker]
+        self.ctx.room_made = True  # with its pool gone, any role may serve those who wait
         self.ctx.prefixes.forget(worker)
         for req in list(self.requests.values()):
             lost = [leg for leg in req.legs.values() if leg.worker == worker]
@@ -253,7 +258,8 @@ class Machine:
     def _link_measured(self, event: LinkMeasured, now: float) -> None:
         key = frozenset((event.site_a, event.site_b))
         link = self.ctx.world.links.setdefault(key, LinkView(event.rtt_s, 1.0))
-        link.rtt_s, link.goodput_bytes_per_s = event.rtt_s, event.goodput_bytes_per_s
+        link.rtt_s, link.goodput_bytes_per_s = event.rtt_s, max(1.0, event.goodput_bytes_per_s)
+        self.ctx.room_made = True  # the first word of a link opens a way
 
     def _ticked(self, event: Ticked, now: float) -> None:
         """Deadlines are looked at after every event."""
@@ -261,14 +267,19 @@ class Machine:
     # ------------------------------------------------------------ messages of live legs
 
     def _token_run(self, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
+        if leg.role is not Role.PREFILL and not leg.landed and has_own(run):
+            # It cannot sample without its KV: the word that it landed is late or lost.
+            self._has_landed(req, leg, now)
         before = len(req.law)
         take_run(self.ctx, req, leg, run, now)
         if leg.role is Role.PREFILL and before == leg.base and len(req.law) > before:
             self.ctx.prefixes.note(leg.worker, req.prefix)
 
     def _landed(self, req: Request, leg: Leg, message: Landed, now: float) -> None:
-        if leg.landed:
-            return
+        if not leg.landed:
+            self._has_landed(req, leg, now)
+
+    def _has_landed(self, req: Request, leg: Leg, now: float) -> None:
         leg.landed_at = now
         self.ctx.unqueue(req, leg)
         self.ctx.prefixes.note(leg.worker, req.prefix)
@@ -293,6 +304,7 @@ class Machine:
     def _refused(self, req: Request, leg: Leg, message: Refused, now: float) -> None:
         self.ctx.counts["refused"] += 1
         req.excluded.add(leg.worker)
+        req.refused = True
         self.ctx.stop_leg(req, leg)
         if not message.retryable:
             fail(self.ctx, req, Failure.TOO_LONG, message.reason)

@@ -55,7 +55,7 @@ JOINT: dict[tuple[TokenTrack, KVTrack], Phase] = {
 _ANYWHERE = {Phase.DONE}
 MOVES: dict[Phase, set[Phase]] = {
     Phase.QUEUED: {Phase.PREFILL} | _ANYWHERE,
-    Phase.PREFILL: {Phase.QUEUED, Phase.RELAY, Phase.RACE, Phase.MAIN_WAIT} | _ANYWHERE,
+    Phase.PREFILL: {Phase.QUEUED, Phase.RELAY, Phase.RACE, Phase.MAIN_WAIT, Phase.MAIN} | _ANYWHERE,
     Phase.RELAY: {Phase.RACE, Phase.MAIN_WAIT, Phase.MAIN} | _ANYWHERE,
     Phase.RACE: {Phase.RELAY, Phase.CUT, Phase.MAIN_WAIT, Phase.MAIN} | _ANYWHERE,
     Phase.CUT: {Phase.RELAY, Phase.MAIN_WAIT, Phase.MAIN} | _ANYWHERE,

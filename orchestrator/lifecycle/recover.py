@@ -40,8 +40,28 @@ def settle_phase(req: Request) -> None:
     req.phase = new
 
 
-def try_route(ctx: Context, req: Request, now: float, *, any_role: bool) -> Refusal | None:
-    """Choose route and workers for prompt + law, and start the legs."""
+def find_place(ctx: Context, req: Request, now: float) -> Refusal | None:
+    """Choose route and workers for prompt + law, and start the legs.
+
+    Roles limit placement until something has failed: a leg of this request, or a whole pool.
+    Restarts are counted, so that a request which loses all it has again and again ends. Those
+    after a refusal are free: what ends the wait for a full deployment is the queue's deadline.
+    """
+    again = req.account.routed_at is not None
+    refusal = _try_route(ctx, req, now, any_role=False)
+    failed = bool(req.law.ids or req.account.recoveries)
+    pool_dead = refusal is Refusal.NOBODY and not req.excluded
+    if refusal is not None and (failed or pool_dead):
+        refusal = _try_route(ctx, req, now, any_role=True)
+    if refusal is None and again:
+        ctx.counts["started_again"] += 1
+        req.restarts += not req.refused
+    if refusal is None and not req.refused:
+        req.waiting_since = None
+    return refusal
+
+
+def _try_route(ctx: Context, req: Request, now: float, *, any_role: bool) -> Refusal | None:
     tokens = len(req.spec.prompt_ids) + len(req.law)
     ask = Ask(
         tokens=tokens,
@@ -72,6 +92,7 @@ def try_route(ctx: Context, req: Request, now: float, *, any_role: bool) -> Refu
 def lose_leg(ctx: Context, req: Request, leg: Leg, *, exclude: bool) -> None:
     """A leg has failed: it is charged to its role and replaced by the duties."""
     req.lost[leg.role] += 1
+    req.refused = False
     req.account.recoveries += 1
     ctx.counts[f"{leg.role.value}_lost"] += 1
     if exclude:
@@ -88,26 +109,19 @@ def start_again(ctx: Context, req: Request, now: float) -> bool:
     if req.restarts >= ctx.config.attempts.restarts:
         fail(ctx, req, Failure.UNAVAILABLE, "every attempt to serve the request has failed")
         return True
-    req.relay_finishes = False
-    refusal = try_route(ctx, req, now, any_role=False)
-    if refusal is not None and req.law.ids:
-        refusal = try_route(ctx, req, now, any_role=True)
-    if refusal is None:
-        req.restarts += 1
-        ctx.counts["started_again"] += 1
+    if find_place(ctx, req, now) is None:
         return True
     if not req.law.ids:
         req.decision = None  # back to the queue; nothing was promised yet
-    # A worker that refused or failed may do better by then.
-    req.excluded.clear()
     req.waiting_since = now if req.waiting_since is None else req.waiting_since
     req.retry_at = now + RETRY_S
     return False
 
 
 def retry(ctx: Context, req: Request, now: float) -> None:
-    """Look for workers again, or for how much longer to wait."""
+    """Look again for what could not be placed; who refused or failed may do better by now."""
     req.retry_at = None
+    req.excluded.clear()
     if not req.legs:
         start_again(ctx, req, now)
 
@@ -137,7 +151,11 @@ def need_producer(ctx: Context, req: Request, now: float) -> bool:
 
 
 def need_main(ctx: Context, req: Request, now: float) -> bool:
-    """A main leg is missing: from the held KV, else from the relay's, else prefill again."""
+    """A main leg is missing: from the held KV, else from the relay's, else prefill again.
+
+    While the relay decodes there is time to look for a main again and again. Once main's attempts
+    are spent, or its KV can come from nowhere, the relay finishes.
+    """
     if req.leg(Role.MAIN) is not None or req.relay_finishes or req.retry_at is not None:
         return False
     prefill, relay = req.leg(Role.PREFILL), req.leg(Role.RELAY)
@@ -160,11 +178,14 @@ def need_main(ctx: Context, req: Request, now: float) -> bool:
         reserve = ctx.reserve(req, Role.MAIN)
         ctx.open_leg(req, Role.MAIN, worker, now, source=source, reserve=reserve)
         return True
-    if relay is not None and (relay.landed or relay.source is not None):
-        ctx.counts["relay_finishes"] += 1
-        req.relay_finishes = True
-        return True
-    return start_again(ctx, req, now)
+    if relay is None or not (relay.landed or relay.source is not None):
+        return start_again(ctx, req, now)
+    if source is not None and _main_attempts_left(ctx, req):
+        req.retry_at = now + RETRY_S
+        return False
+    ctx.counts["relay_finishes"] += 1
+    req.relay_finishes = True
+    return True
 
 
 def need_source(ctx: Context, req: Request, now: float) -> bool:
@@ -202,6 +223,7 @@ def need_relay(ctx: Context, req: Request, now: float) -> bool:
         or prefill is None
         or main is None
         or main.landed
+        or prefill.epoch in req.failed_sources
         or req.lost[Role.RELAY] >= ctx.config.attempts.relay
         or _landing_s(ctx, req, main, now) < RELAY_WORTH_S
     ):
@@ -230,6 +252,7 @@ def resume_relay(ctx: Context, req: Request, now: float) -> bool:
         return False
     relay.paused, relay.paused_since, relay.pause_at = False, None, None
     relay.pause_seq += 1
+    relay.spoke_at = now  # its silence was wanted
     ctx.counts["resumed"] += 1
     booking = ctx.booking(req, relay)
     if booking is not None:

@@ -1,6 +1,7 @@
 """Releasing accepted tokens to the client: at once, or paced while a lead is built."""
 
 from math import ceil
+from typing import TypeVar
 
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.handover import pace_s, wanted_lead_s
@@ -9,6 +10,8 @@ from orchestrator.state.actions import Emit
 
 # Beyond the lead a cut needs this many tokens more are kept, against jitter.
 SPARE_TOKENS = 2
+
+T = TypeVar("T")
 
 
 def release(ctx: Context, req: Request, now: float) -> None:
@@ -48,9 +51,15 @@ def _emit(ctx: Context, req: Request, upto: int, now: float) -> None:
             request=req.name,
             start=start,
             ids=tuple(req.law.ids[start:upto]),
-            logprobs=tuple(p for p in logprobs if p is not None) or None,
-            margins=tuple(m for m in margins if m is not None) or None,
+            logprobs=_all_or_none(logprobs),
+            margins=_all_or_none(margins),
         )
     )
     req.released = upto
-    req.account.releases.append((upto, now))
+    req.account.note_release(upto, now)
+
+
+def _all_or_none(values: list[T | None]) -> tuple[T, ...] | None:
+    """One per token, or none at all: the client must not see them shifted."""
+    known = tuple(value for value in values if value is not None)
+    return known if len(known) == len(values) else None

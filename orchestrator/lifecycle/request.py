@@ -6,7 +6,7 @@ from typing import Protocol
 
 from orchestrator.lifecycle.phases import JOINT, KVTrack, Phase, TokenTrack
 from orchestrator.policy.router import Decision
-from orchestrator.state.actions import FinishReason
+from orchestrator.state.actions import Failure, FinishReason
 from orchestrator.state.events import Arrived, HandoffMode
 from orchestrator.state.law import Law
 from workers.api.messages import RANK, Role, TokenRun
@@ -15,6 +15,8 @@ from workers.api.messages import RANK, Role, TokenRun
 # for again when their turn comes.
 PARKED_RUNS = 64
 STEP_WEIGHT = 0.2
+# The handoff's gap is looked for among this many tokens on either side of main's first.
+NEAR_HANDOFF = 8
 
 
 class StopWatch(Protocol):
@@ -63,6 +65,7 @@ class Leg:
     landed_at: float | None = None
     heard_at: float | None = None  # the newest run, also an empty one
     spoke_at: float | None = None  # the newest run with tokens of its own
+    owes_since: float | None = None  # it has not said since then what it should (see `owes`)
     heard: int = 0  # newest index heard + 1
     fed: int = 0  # how much of the law the worker says it knows
     sent: int = 0  # how much of the law was fed
@@ -85,6 +88,11 @@ class Leg:
     def rank(self) -> int:
         return RANK[self.role]
 
+    @property
+    def deaf(self) -> bool:
+        """It has not said that it knows all it was fed. What it produced needs no saying."""
+        return self.role is not Role.PREFILL and not self.accepted and self.fed < self.sent
+
 
 @dataclass(slots=True)
 class Account:
@@ -103,7 +111,16 @@ class Account:
     kv_bytes_wire: int = 0
     recoveries: int = 0
     workers: dict[str, str] = field(default_factory=dict)
-    releases: list[tuple[int, float]] = field(default_factory=list)  # (index after, when)
+    releases: list[tuple[int, float]] = field(default_factory=list)  # near the handoff: (end, when)
+
+    def note_release(self, end: int, now: float) -> None:
+        """Tokens up to `end` went to the client. Only those near the handoff are kept."""
+        last = self.releases[-1][0] if self.releases else 0
+        if self.handoff_index is not None and last > self.handoff_index + NEAR_HANDOFF:
+            return
+        self.releases.append((end, now))
+        if self.handoff_index is None and len(self.releases) > NEAR_HANDOFF + 1:
+            del self.releases[0]
 
 
 @dataclass(slots=True)
@@ -124,14 +141,15 @@ class Request:
     failed_sources: set[int] = field(default_factory=set)  # legs whose KV did not arrive
     lost: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
     restarts: int = 0
+    refused: bool = False  # what it lacks was refused, not lost
     relay_finishes: bool = False  # no further main is tried; the relay brings the request home
     released: int = 0
     release_at: float | None = None  # when the next paced token is due
     ended: FinishReason | None = None
-    failed: bool = False
+    failed: tuple[Failure, str] | None = None
     account: Account = field(default_factory=Account)
-    waiting_since: float | None = None  # no worker could be found since then
-    retry_at: float | None = None  # when to look for one again
+    waiting_since: float | None = None  # no place was found since then
+    retry_at: float | None = None  # when to look again for what could not be placed
 
     @property
     def name(self) -> str:
@@ -144,7 +162,7 @@ class Request:
     @property
     def over(self) -> bool:
         """Ended well or badly; nothing is accepted any more."""
-        return self.ended is not None or self.failed
+        return self.ended is not None or self.failed is not None
 
     @property
     def remaining(self) -> int:
@@ -159,6 +177,15 @@ class Request:
         """The highest-ranked live leg with an accepted token."""
         holders = [leg for leg in self.legs.values() if leg.accepted]
         return max(holders, key=lambda leg: leg.rank, default=None)
+
+    def owes(self, leg: Leg) -> bool:
+        """Whether a leg that speaks leaves something out, so that it must be asked.
+
+        A feed may have been lost; or a token before one that has come, when nobody else brings it.
+        """
+        relay = self.leg(Role.RELAY)
+        alone = leg is self.authority or (leg.role is Role.MAIN and (relay is None or relay.paused))
+        return leg.deaf or (alone and bool(leg.parked))
 
     def token_track(self) -> TokenTrack:
         """Who brings the next token, from the live legs."""
