@@ -25,8 +25,8 @@ FLOORS = [
     ["orchestrator.topology"],
     ["orchestrator.metrics"],
     ["orchestrator.live", "orchestrator.replay"],
-    ["orchestrator.cli"],
     ["benchmarks"],
+    ["orchestrator.cli"],
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 PURE = ("orchestrator.state", "orchestrator.policy", "orchestrator.lifecycle")
