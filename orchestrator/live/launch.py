@@ -223,6 +223,7 @@ class Deployment:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_BACKEND_LOG_LEVEL": "warning",
             "RAY_prestart_worker_first_driver": "0",
+            "RAY_worker_niceness": "0",  # by default Ray's workers give way to everything else
             # Two nodes on one machine would each count the other's memory as their own.
             "RAY_memory_monitor_refresh_ms": "0",
         }

@@ -106,6 +106,8 @@ class Exporter:
         self._news[order.stream] = asyncio.Event()
         task = asyncio.create_task(self._export(order))
         self._tasks[order.stream] = task
+        # Not in the task itself: one that is cancelled before it begins runs no `finally`.
+        task.add_done_callback(lambda _: self._forget(order.stream))
 
     def close(self, stream: StreamId) -> None:
         """End a stream; the receiver hears that it was cancelled."""
@@ -133,10 +135,9 @@ class Exporter:
             reason = "its source is gone" if isinstance(error, KeyError) else str(error)
             log.info("kv stream failed", extra={"reason": reason})
             self._on_failed(order.stream, reason)
-        finally:
-            self._watched.pop(order.stream, None)
-            self._news.pop(order.stream, None)
-            self._tasks.pop(order.stream, None)
+
+    def _forget(self, stream: StreamId) -> None:
+        del self._watched[stream], self._news[stream], self._tasks[stream]
 
     async def _stream(self, order: OpenStream) -> None:
         address, _, site = order.address.partition("@")
