@@ -29,14 +29,18 @@ class RequestMetrics:
         self.relay = seconds("relay", "The relay's first to last token", LONG_S)
         self.handoff_gap = seconds("handoff_gap", "Wait at the handoff beyond one step", SHORT_S)
         self.requests = counter("requests", "Requests ended", "route", "outcome")
-        self.tokens = counter("tokens", "Tokens in and out", "kind")
+        tokens = counter("tokens", "Tokens in and out", "kind")
+        self.prompt_tokens = tokens.labels("prompt")
+        self.completion_tokens = tokens.labels("completion")
         self.relay_tokens = counter("relay_tokens", "Tokens that a relay decoded")
         self.recoveries = counter("recoveries", "Legs lost or failed and replaced")
-        self.kv_bytes = counter("kv_bytes", "KV moved, before and after coding", "kind")
+        kv_bytes = counter("kv_bytes", "KV moved, before and after coding", "kind")
+        self.kv_bytes_raw = kv_bytes.labels("raw")
+        self.kv_bytes_wire = kv_bytes.labels("wire")
 
     def arrived(self, prompt_tokens: int, now: float) -> "RequestMeter":
         """A request begins. `now`: seconds on any monotonic clock, the same for its meter."""
-        self.tokens.labels("prompt").inc(prompt_tokens)
+        self.prompt_tokens.inc(prompt_tokens)
         return RequestMeter(self, now)
 
 
@@ -69,7 +73,7 @@ class RequestMeter:
     def _tokens(self, count: int, now: float) -> None:
         if count == 0:
             return
-        self._metrics.tokens.labels("completion").inc(count)
+        self._metrics.completion_tokens.inc(count)
         gaps = count - 1
         if self._last_token is None:
             self._metrics.ttft.observe(now - self._arrived)
@@ -92,8 +96,8 @@ class RequestMeter:
                 histogram.observe(value)
         m.relay_tokens.inc(summary.relay_tokens)
         m.recoveries.inc(summary.recoveries)
-        m.kv_bytes.labels("raw").inc(summary.kv_bytes_raw)
-        m.kv_bytes.labels("wire").inc(summary.kv_bytes_wire)
+        m.kv_bytes_raw.inc(summary.kv_bytes_raw)
+        m.kv_bytes_wire.inc(summary.kv_bytes_wire)
 
     def _end(self, route: str, outcome: str) -> None:
         self._ended = True

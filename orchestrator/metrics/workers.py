@@ -26,15 +26,15 @@ class WorkerMetrics:
         }
         self._places: dict[str, tuple[str, str]] = {}
 
-    def load(self, load: Load, *, site: str, pool: str) -> None:
+    def load(self, worker: str, site: str, pool: str, load: Load) -> None:
         """Take over one worker's account of itself."""
-        if self._places.get(load.worker) != (site, pool):
-            self.forget(load.worker)
-            self._places[load.worker] = (site, pool)
+        if self._places.get(worker) != (site, pool):
+            self.forget(worker)
+            self._places[worker] = (site, pool)
         for field, gauge in self._gauges.items():
             value = getattr(load, field)
             if value is not None:
-                gauge.labels(load.worker, site, pool).set(value)
+                gauge.labels(worker, site, pool).set(value)
 
     def forget(self, worker: str) -> None:
         """Drop a lost worker's samples; harmless for one that is not known."""

@@ -103,9 +103,9 @@ class Answer(Response):
                     raise from_fail(item.action)
                 piece, reason = self._take(item)
                 if piece is not None:
-                    frames.append(shape.delta(item.index, piece))
+                    frames.append(shape.delta(item.choice, piece))
                 if reason is not None:
-                    frames.append(shape.final(item.index, reason))
+                    frames.append(shape.final(item.choice, reason))
             if self._ended():
                 if self._plan.include_usage:
                     frames.append(shape.usage(self._usage(), self._extension()))
@@ -137,9 +137,9 @@ class Answer(Response):
             for item in items:
                 piece, reason = self._take(item)
                 if piece is not None:
-                    pieces[item.index].append(piece)
+                    pieces[item.choice].append(piece)
                 if reason is not None:
-                    reasons[item.index] = reason
+                    reasons[item.choice] = reason
             if self._ended():
                 break
             items = await inbox.take()
@@ -153,7 +153,7 @@ class Answer(Response):
 
     def _take(self, item: Item) -> tuple[Piece | None, str | None]:
         """Advance a choice by one Emit or Finish: its new piece and why it ended."""
-        choice = self._choices[item.index]
+        choice = self._choices[item.choice]
         if isinstance(item.action, Emit):
             return choice.emit(item.action), None
         if isinstance(item.action, Fail):

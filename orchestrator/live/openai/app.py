@@ -18,9 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orchestrator.live.openai.answer import Answer, Patience
 from orchestrator.live.openai.errors import ApiError, internal, scrub, unavailable
-from orchestrator.live.openai.intake import Intake, Plan, unknown_model
+from orchestrator.live.openai.intake import Intake, Prepared, unknown_model
 from orchestrator.live.openai.service import ModelCard, Service
 from orchestrator.live.openai.shapes import ChatShape, CompletionShape
+from orchestrator.live.openai.template import ChatTemplate
 from orchestrator.live.openai.vocabulary import Vocabulary
 from orchestrator.metrics.exposition import Metrics
 
@@ -46,7 +47,7 @@ def create_app(
     `api_keys` None: no key is asked for. `draw_seed`: the seed of a sampled request without one.
     """
     vocabulary = Vocabulary(service.tokenizer, service.model.stop_ids)
-    intake = Intake(service, vocabulary, draw_seed)
+    intake = Intake(service.model, vocabulary, ChatTemplate(service.tokenizer))
     patience = patience or Patience()
     body_limit = BODY_BASE + BODY_PER_TOKEN * service.model.max_context
     app = FastAPI(title="pdd gateway", docs_url=None, redoc_url=None, openapi_url=None)
@@ -59,14 +60,20 @@ def create_app(
 
     async def answer(
         request: Request,
-        plan_of: Callable[[Any, Any], Plan],
+        prepare: Callable[[Any], Prepared],
         shape_of: type[ChatShape] | type[CompletionShape],
     ) -> Response:
         body = await _read_body(request, body_limit)
         if len(body) > INLINE_BODY:
-            plan = await asyncio.to_thread(lambda: plan_of(_parse(body), request.headers))
+            prepared = await asyncio.to_thread(lambda: prepare(_parse(body)))
         else:
-            plan = plan_of(_parse(body), request.headers)
+            prepared = prepare(_parse(body))
+        plan = intake.plan(
+            prepared,
+            request.headers,
+            new_request_id=service.new_request_id,
+            draw_seed=draw_seed,
+        )
         reason = service.ready()
         if reason is not None:
             raise unavailable(reason)

@@ -25,9 +25,9 @@ class ClientLeft(Exception):
 
 
 class Item(NamedTuple):
-    """One action of the choice at `index`."""
+    """One action of one choice, by its index."""
 
-    index: int
+    choice: int
     action: Emit | Finish | Fail
 
 

@@ -1,6 +1,6 @@
 """From a request body to the core's `Arrived` events, one per choice."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from orchestrator.live.openai.schemas import (
     CompletionRequest,
     read,
 )
-from orchestrator.live.openai.service import Service
+from orchestrator.live.openai.service import ModelCard
 from orchestrator.live.openai.template import ChatTemplate
 from orchestrator.live.openai.vocabulary import Vocabulary
 from orchestrator.state.events import Arrived, HandoffMode, Route
@@ -44,26 +44,35 @@ class Plan:
     extension: Extension | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request that was read and tokenised. `where` and `limit_name` are its fields' names."""
+
+    request: Common
+    prompts: tuple[tuple[int, ...], ...]
+    where: str
+    max_tokens: int | None
+    limit_name: str
+    logprobs: int | None
+
+
 class Intake:
-    """Reads bodies, renders and tokenises; `draw_seed` gives the seed of who sends none."""
+    """`chat` and `completion` do the slow part and may run in any thread; `plan` the rest."""
 
-    def __init__(
-        self, service: Service, vocabulary: Vocabulary, draw_seed: Callable[[], int]
-    ) -> None:
-        self._service = service
+    def __init__(self, model: ModelCard, vocabulary: Vocabulary, template: ChatTemplate) -> None:
+        self._model = model
         self._vocabulary = vocabulary
-        self._template = ChatTemplate(service.tokenizer)
-        self._draw_seed = draw_seed
+        self._template = template
 
-    def chat(self, body: Any, headers: Mapping[str, str]) -> Plan:
-        """Raises ApiError 400 or 404."""
+    def chat(self, body: Any) -> Prepared:
+        """Read, render and tokenise. Raises ApiError 400 or 404."""
         request = read(ChatRequest, body)
         self._check_model(request.model)
         limits = {request.max_tokens, request.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise ApiError(
                 400,
-                f"max_tokens {request.max_tokens} and max_completion_tokens "
+                f"max_tokens: {request.max_tokens} and max_completion_tokens "
                 f"{request.max_completion_tokens} differ",
                 param="max_tokens",
             )
@@ -75,41 +84,89 @@ class Intake:
             for m in request.messages
         ]
         text = self._template.render(messages)
-        prompt = self._vocabulary.encode(text, add_special_tokens=False)
-        return self._plan(
-            request,
-            headers,
-            prompts=[prompt],
+        return Prepared(
+            request=request,
+            prompts=(self._vocabulary.encode(text, add_special_tokens=False),),
             where="messages",
             max_tokens=next(iter(limits), None),
-            max_tokens_name=(
+            limit_name=(
                 "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
             ),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
 
-    def completion(self, body: Any, headers: Mapping[str, str]) -> Plan:
-        """Raises ApiError 400 or 404."""
+    def completion(self, body: Any) -> Prepared:
+        """Read and tokenise. Raises ApiError 400 or 404."""
         request = read(CompletionRequest, body)
         self._check_model(request.model)
-        return self._plan(
-            request,
-            headers,
-            prompts=[self._prompt(p) for p in request.prompt],
+        return Prepared(
+            request=request,
+            prompts=tuple(map(self._prompt, request.prompt)),
             where="prompt",
             max_tokens=request.max_tokens,
-            max_tokens_name="max_tokens",
+            limit_name="max_tokens",
             logprobs=request.logprobs,
         )
 
+    def plan(
+        self,
+        prepared: Prepared,
+        headers: Mapping[str, str],
+        *,
+        new_request_id: Callable[[], str],
+        draw_seed: Callable[[], int],
+    ) -> Plan:
+        """What to submit. Raises ApiError 400."""
+        request = prepared.request
+        if request.stream_options is not None and not request.stream:
+            raise ApiError(400, "stream_options: needs stream: true", param="stream_options")
+        choices = len(prepared.prompts) * request.n
+        if choices > MAX_CHOICES:
+            raise ApiError(
+                400,
+                f"n: {request.n} for each of {len(prepared.prompts)} prompts is more than the "
+                f"{MAX_CHOICES} choices that one request may have",
+                param="n",
+            )
+        extension = _extension(request, headers, choices)
+        limits = [self._limit(len(prompt), prepared) for prompt in prepared.prompts]
+        seed = request.seed
+        if seed is None:
+            # Drawn here, at the border: the core and the workers have no randomness of their own.
+            seed = draw_seed() if request.temperature > 0 else 0
+        arrivals = tuple(
+            Arrived(
+                request=new_request_id(),
+                prompt_ids=prompt,
+                limit=limit,
+                min_tokens=request.min_tokens,
+                stop_ids=() if request.ignore_eos else self._model.stop_ids,
+                stop_strings=request.stop,
+                sampling=_sampling(request, (seed + nth) % (2 * INT64), prepared.logprobs),
+                cache_salt=request.cache_salt,
+                route=None if request.pdd_route == "auto" else Route(request.pdd_route),
+                handoff=None if request.pdd_handoff is None else HandoffMode(request.pdd_handoff),
+            )
+            for prompt, limit in zip(prepared.prompts, limits, strict=True)
+            for nth in range(request.n)
+        )
+        options = request.stream_options
+        return Plan(
+            arrivals=arrivals,
+            prompt_tokens=sum(map(len, prepared.prompts)),
+            stream=request.stream,
+            include_usage=extension is not None or (options is not None and options.include_usage),
+            extension=extension,
+        )
+
     def _check_model(self, name: str) -> None:
-        if name != self._service.model.name:
+        if name != self._model.name:
             raise unknown_model(name)
 
     def _prompt(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return self._vocabulary.encode(prompt, add_special_tokens=True)
-        size = self._service.model.vocab_size
+        size = self._model.vocab_size
         for id in prompt:
             if not 0 <= id < size:
                 raise ApiError(
@@ -119,70 +176,37 @@ class Intake:
                 )
         return prompt
 
-    def _plan(
-        self,
-        request: Common,
-        headers: Mapping[str, str],
-        *,
-        prompts: Sequence[tuple[int, ...]],
-        where: str,
-        max_tokens: int | None,
-        max_tokens_name: str,
-        logprobs: int | None,
-    ) -> Plan:
-        if request.stream_options is not None and not request.stream:
-            raise ApiError(400, "stream_options: needs stream: true", param="stream_options")
-        choices = len(prompts) * request.n
-        if choices > MAX_CHOICES:
+    def _limit(self, prompt: int, prepared: Prepared) -> int:
+        """Output tokens that a prompt of `prompt` tokens may get. Raises ApiError 400."""
+        context, where = self._model.max_context, prepared.where
+        least = prepared.request.min_tokens
+        if prompt == 0:
+            raise ApiError(400, f"{where}: holds no tokens", param=where)
+        if prompt >= context:
             raise ApiError(
                 400,
-                f"n: {request.n} for each of {len(prompts)} prompts is more than the "
-                f"{MAX_CHOICES} choices that one request may have",
-                param="n",
+                f"This model's maximum context length is {context} tokens. However, your {where} "
+                f"has {prompt} tokens, which leaves no room for an answer.",
+                param=where,
+                code="context_length_exceeded",
             )
-        extension = _extension(request, headers, choices)
-        seed = request.seed
-        if seed is None:
-            # Drawn here, at the border: the core and the workers have no randomness of their own.
-            seed = self._draw_seed() if request.temperature > 0 else 0
-        model = self._service.model
-        arrivals = []
-        for prompt in prompts:
-            limit = _limit(len(prompt), model.max_context, where, max_tokens, max_tokens_name)
-            if request.min_tokens > limit:
-                raise ApiError(
-                    400,
-                    f"min_tokens: {request.min_tokens} is more than the {limit} tokens that the "
-                    "answer may have",
-                    param="min_tokens",
-                )
-            for nth in range(request.n):
-                arrivals.append(
-                    Arrived(
-                        request=self._service.new_request_id(),
-                        prompt_ids=prompt,
-                        limit=limit,
-                        min_tokens=request.min_tokens,
-                        stop_ids=() if request.ignore_eos else model.stop_ids,
-                        stop_strings=request.stop,
-                        sampling=_sampling(request, (seed + nth) % (2 * INT64), logprobs),
-                        cache_salt=request.cache_salt,
-                        route=None if request.pdd_route == "auto" else Route(request.pdd_route),
-                        handoff=(
-                            None
-                            if request.pdd_handoff is None
-                            else HandoffMode(request.pdd_handoff)
-                        ),
-                    )
-                )
-        options = request.stream_options
-        return Plan(
-            arrivals=tuple(arrivals),
-            prompt_tokens=sum(map(len, prompts)),
-            stream=request.stream,
-            include_usage=extension is not None or (options is not None and options.include_usage),
-            extension=extension,
-        )
+        limit = context - prompt if prepared.max_tokens is None else prepared.max_tokens
+        if prompt + limit > context:
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {context} tokens. However, you requested "
+                f"{prompt + limit} tokens ({prompt} in the {where}, {limit} in "
+                f"{prepared.limit_name}).",
+                param=prepared.limit_name,
+                code="context_length_exceeded",
+            )
+        if least > limit:
+            raise ApiError(
+                400,
+                f"min_tokens: {least} is more than the {limit} tokens that the answer may have",
+                param="min_tokens",
+            )
+        return limit
 
 
 def unknown_model(name: str) -> ApiError:
@@ -216,28 +240,3 @@ def _extension(request: Common, headers: Mapping[str, str], choices: int) -> Ext
             400, f"pdd_timings: tells of one choice, {choices} were asked for", param="pdd_timings"
         )
     return Extension(token_ids=request.pdd_token_ids, margins=request.pdd_margins)
-
-
-def _limit(prompt: int, context: int, where: str, max_tokens: int | None, name: str) -> int:
-    """Output tokens that a prompt of `prompt` tokens may get. Raises ApiError 400."""
-    if prompt == 0:
-        raise ApiError(400, f"{where}: holds no tokens", param=where)
-    if prompt >= context:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {context} tokens. However, your {where} "
-            f"has {prompt} tokens, which leaves no room for an answer.",
-            param=where,
-            code="context_length_exceeded",
-        )
-    if max_tokens is None:
-        return context - prompt
-    if prompt + max_tokens > context:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {context} tokens. However, you requested "
-            f"{prompt + max_tokens} tokens ({prompt} in the {where}, {max_tokens} in {name}).",
-            param=name,
-            code="context_length_exceeded",
-        )
-    return max_tokens

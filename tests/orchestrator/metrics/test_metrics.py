@@ -135,7 +135,7 @@ def load(**fields) -> Load:
 
 
 def test_worker_gauges(metrics, value):
-    metrics.workers.load(load(), site="shenzhen", pool="memory")
+    metrics.workers.load("m0", "shenzhen", "memory", load())
     place = {"worker": "m0", "site": "shenzhen", "pool": "memory"}
     assert value("pdd_running_legs", **place) == 2
     assert value("pdd_prefill_backlog_tokens", **place) == 30
@@ -145,14 +145,14 @@ def test_worker_gauges(metrics, value):
     assert value("pdd_step_seconds", **place) == 0.05
     assert value("pdd_prefill_tokens_per_second", **place) is None
     assert value("pdd_kv_goodput_bytes_per_second", **place) == 1e6
-    metrics.workers.load(load(kv_held_tokens=0), site="shenzhen", pool="memory")
+    metrics.workers.load("m0", "shenzhen", "memory", load(kv_held_tokens=0))
     assert value("pdd_kv_held_tokens", **place) == 0
 
 
 def test_a_worker_that_moves_or_is_lost_leaves_nothing_behind(metrics, value):
-    metrics.workers.load(load(), site="shenzhen", pool="memory")
-    metrics.workers.load(load(worker="m1"), site="shenzhen", pool="memory")
-    metrics.workers.load(load(), site="hami", pool="relay")
+    metrics.workers.load("m0", "shenzhen", "memory", load())
+    metrics.workers.load("m1", "shenzhen", "memory", load(worker="m1"))
+    metrics.workers.load("m0", "hami", "relay", load())
     assert value("pdd_running_legs", worker="m0", site="shenzhen", pool="memory") is None
     assert value("pdd_running_legs", worker="m0", site="hami", pool="relay") == 2
     metrics.workers.forget("m0")
@@ -165,4 +165,4 @@ def test_a_worker_that_moves_or_is_lost_leaves_nothing_behind(metrics, value):
 def test_two_gateways_share_nothing(metrics, value):
     other = Metrics(CollectorRegistry())
     other.requests.arrived(5, 0.0).gone()
-    assert value("pdd_tokens_total", kind="prompt") is None
+    assert value("pdd_tokens_total", kind="prompt") == 0

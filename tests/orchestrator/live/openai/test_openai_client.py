@@ -1,5 +1,7 @@
 """The official client against a real server."""
 
+import asyncio
+
 import openai
 import pytest
 
@@ -70,3 +72,24 @@ def test_models(client):
     assert client.models.retrieve("smollm2-135m").created == 1_700_000_000
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")
+
+
+def test_sixteen_streams_at_once(gateway):
+    text = "Paris is the capital, 巴黎是首都, and 👩‍🚀 agree."
+    gateway.service.says(text, groups=(1, 3, 2))
+
+    async def run() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="any") as client:
+
+            async def one(stream: bool) -> str:
+                made = await client.completions.create(
+                    model="smollm2-135m", prompt="x", stream=stream
+                )
+                if not stream:
+                    return made.choices[0].text
+                return "".join([chunk.choices[0].text async for chunk in made])
+
+            return await asyncio.gather(*(one(i % 4 > 0) for i in range(16)))
+
+    assert asyncio.run(run()) == [text] * 16
+    assert len({a.request for a in gateway.service.arrived}) == 16
