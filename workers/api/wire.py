@@ -74,10 +74,9 @@ def decode(body: Any, allowed: tuple[type, ...]) -> Any:
     if type(body) is not dict:
         raise WireError(f"a message must be an object, got {_short(body)}")
     kind = body.get("kind")
-    cls = KINDS.get(kind) if type(kind) is str else None
-    if cls is None or cls not in allowed:
+    if not isinstance(kind, str) or KINDS.get(kind) not in allowed:
         raise WireError(f"kind: unknown or not accepted here: {_short(kind)}")
-    return _READERS[cls](body, kind)
+    return _READERS[KINDS[kind]](body, kind)
 
 
 # ---------------------------------------------------------------- checks, one per type
