@@ -110,7 +110,7 @@ class Deployment:
         self._start_s = start_s
         self._sites = [name for name, site in topology.sites.items() if site.launch == "local"]
         self._scratch = Path()  # made by `start`
-        self._log_dir = log_dir
+        self._log_dir = None if log_dir is None else log_dir.resolve()
         self._supervisor: asyncio.subprocess.Process | None = None
         self._emulator: asyncio.subprocess.Process | None = None
         self._helped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
