@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from orchestrator.live.launch import Deployment, LaunchFailed
 from orchestrator.state.events import Event
 from orchestrator.topology.schema import Topology
 from workers.engines.models import ModelError, Progress, resolve_model
+from workers.service.config import SECRET_ENV
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,8 @@ async def running(
         except ModelError as error:
             raise UserError(str(error)) from error
         card = read_card(topology.model, directory)
-        secret = secrets.token_hex(32)
+        # Given by those who must talk to workers themselves; else nobody needs to know it.
+        secret = os.environ.get(SECRET_ENV) or secrets.token_hex(32)
         deployment = Deployment(
             topology,
             model=str(directory),
