@@ -3,8 +3,9 @@
 from collections import deque
 from dataclasses import dataclass
 
-_BURST_S = 0.004
-_MIN_BURST_BYTES = 16 << 10
+# Time lost to a busy event loop is made up for by a burst, small enough for any switch's buffer.
+_BURST_S = 0.05
+_MAX_BURST_BYTES = 256 << 10
 _EWMA = 0.2
 _RTT_SAMPLES = 8
 
@@ -21,7 +22,7 @@ class Pacer:
         rate = self.rate_bytes_per_s
         if rate is None:
             return 0.0
-        burst_s = max(_BURST_S, _MIN_BURST_BYTES / rate)
+        burst_s = min(_BURST_S, _MAX_BURST_BYTES / rate)
         start = max(self._next_at, now - burst_s)
         self._next_at = start + nbytes / rate
         return max(0.0, start - now)
@@ -44,17 +45,17 @@ class DeliveryRate:
         self.bytes_per_s: float | None = None
         self._delivered = 0
         self._acked_at = 0.0
-        self._flying = 0
+        self.flying = 0
 
     def sent(self, now: float, *, starved: bool) -> Sent:
         """A piece is being written."""
-        if self._flying == 0:
+        if self.flying == 0:
             self._acked_at = now
-        self._flying += 1
+        self.flying += 1
         return Sent(self._acked_at, self._delivered, starved)
 
     def acked(self, sent: Sent, nbytes: int, now: float) -> None:
-        self._flying -= 1
+        self.flying -= 1
         self._delivered += nbytes
         self._acked_at = now
         if now <= sent.acked_at:
@@ -67,7 +68,7 @@ class DeliveryRate:
 
     def lost(self, pieces: int) -> None:
         """Their connection broke, or their stream ended: no acknowledgement will come."""
-        self._flying -= pieces
+        self.flying -= pieces
 
 
 class RoundTrip:

@@ -150,7 +150,6 @@ class Receiver:
         for incoming in self._streams.values():
             if incoming.conn == conn:
                 incoming.conn = None
-                incoming.acks.clear()  # the next answer names the ranges instead
                 incoming.give_up_at = now + self._resume_s
 
     def cancel(self, stream: StreamId, reason: str) -> None:
@@ -207,7 +206,6 @@ class Receiver:
             self._send(conn, Refuse(stream, "offered before with other terms"))
             return
         incoming.conn = conn
-        incoming.acks.clear()
         if incoming.have is not None:
             incoming.give_up_at = None
             incoming.answer_due = True
@@ -263,7 +261,7 @@ class Receiver:
         if incoming.conn is None or incoming.have is None:
             return
         incoming.answer_due = False
-        incoming.acks.clear()
+        incoming.acks.clear()  # the answer names the ranges
         self._send(
             incoming.conn,
             Accept(incoming.offer.stream, incoming.have, self._window, incoming.ranges),

@@ -143,7 +143,7 @@ def test_lengths_are_refused_before_they_are_allocated():
                     framing.parse_preamble(preamble(kind, head, body))
         # A table that declares four thousand million entries, in a head of a few bytes.
         head = framing._stream(STREAM) + struct.pack("!I", 2**32 - 1)
-        with pytest.raises(frames.TruncatedFrame):
+        with pytest.raises(frames.TruncatedFrame, match="declares 4294967295 entries"):
             decode(sealed(frames.Kind.ACK, head))
         # A piece whose shape asks for terabytes.
         fields = (0, b"k", 0, 1 << 28, 0, 65535, 1 << 31, 4, 1, 0)

@@ -314,6 +314,30 @@ def test_a_repeat_is_acknowledged_and_not_put_twice(world: World):
     assert frames.Ack(data.stream, (data.key,)) in world.receiver.take(world.conn)
 
 
+def test_what_an_old_connection_still_brings_is_left_alone(world: World):
+    world.connect()
+    step(world)
+    (sender,) = world.senders
+    world.push(sender)
+    world.write(sender)
+    (data,) = world.sent
+    assert world.receiver.admit(world.conn, data, 0.0) is Verdict.TAKE
+    assert world.receiver.admit(world.conn, data, 0.0) is Verdict.SKIP  # it is being decoded
+    world.receiver.dropped(data)
+    world.receiver.handle("new", frames.Offering(sender.offer), 0.0)
+    assert world.receiver.admit(world.conn, data, 0.0) is Verdict.SKIP
+    assert world.receiver.admit("new", data, 0.0) is Verdict.TAKE
+
+
+def test_a_piece_before_the_answer_is_not_taken(world: World):
+    world.sink.have = None
+    world.connect()
+    step(world)
+    data = encode_slice(world.senders[0].offer.stream, make_slice(0, "k", 0, 16), "raw")
+    assert world.receiver.admit(world.conn, data, 0.0) is Verdict.SKIP
+    assert world.receiver.take(world.conn) == []
+
+
 def test_finishing_early_is_told_apart_from_done(world: World):
     world.connect()
     step(world)

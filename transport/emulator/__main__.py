@@ -62,6 +62,8 @@ async def _serve(config: dict[str, Any]) -> None:
 
 
 def main() -> int:
+    with contextlib.suppress(PermissionError):
+        os.nice(-10)  # a real line does not wait for a core
     text = sys.argv[1] if len(sys.argv) > 1 else _first_line()
     try:
         uvloop.run(_serve(json.loads(text)))

@@ -11,9 +11,11 @@ from typing import Any, cast
 from transport.link import LineDirection, LinkSpec, Plane
 
 _TICK_S = 0.001
-_QUEUE_S = 0.02  # of the line's rate may wait per connection before its socket is read again
+# So much of the line's rate may wait per connection before its socket is read no more: enough
+# for the line to stay busy while this process waits for a core.
+_QUEUE_S = 0.1
 _MIN_QUEUE_BYTES = 64 << 10
-_MAX_QUEUE_BYTES = 2 << 20
+_MAX_QUEUE_BYTES = 4 << 20
 
 
 class Pipe:
