@@ -173,7 +173,7 @@ ACTIONS = ["push", "write", "arrive", "decoded", "answer", "hear", "cut", "notic
     st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 50)), max_size=120),
     st.sampled_from([0, 16, 32]),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_slice_arrives_once_and_intact(actions, have):
     world = World([make_offer("a"), make_offer("b", stop=40)], have=have)
     accidents = 0
