@@ -16,7 +16,7 @@ from transport.frames import MAX_BODY_BYTES, Buffer, Data, expand_runs, runs_of
 _LEVEL = 1
 _SAMPLE_BYTES = 16 << 10
 _WORTH_IT = 0.95  # a plane that zstd cannot bring below this is stored as it is
-_DTYPES = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_DTYPES: dict[int, np.dtype] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 class CodecError(ValueError):
@@ -39,8 +39,10 @@ def encode_slice(stream: StreamId, piece: Slice, codec: str) -> Data:
         raise ValueError(f"{piece.key}: data of {tokens} tokens, {len(piece.positions)} positions")
     if piece.data.nbytes > MAX_BODY_BYTES:
         raise ValueError(f"{piece.key}: {piece.data.nbytes} bytes in one piece")
+    dtype = _DTYPES.get(piece.data.dtype.itemsize)
+    if dtype is None or piece.data.dtype.kind != "u":
+        raise ValueError(f"{piece.key}: {piece.data.dtype}, must be bits as uint8, 16 or 32")
     chosen = CODECS[codec]
-    dtype = _DTYPES[piece.data.dtype.itemsize]
     flat = np.ascontiguousarray(piece.data).reshape(-1).astype(dtype, copy=False)
     return Data(
         stream=stream,
@@ -90,8 +92,8 @@ def _pack(plane: np.ndarray) -> tuple[bool, Buffer]:
     middle = max(0, len(plane) // 2 - _SAMPLE_BYTES // 2)
     compressor = zstandard.ZstdCompressor(level=_LEVEL)
     sample = plane[middle : middle + _SAMPLE_BYTES]
-    if len(compressor.compress(sample)) <= _WORTH_IT * len(sample):
-        coded = compressor.compress(plane)
+    if len(compressor.compress(sample.data)) <= _WORTH_IT * len(sample):
+        coded = compressor.compress(plane.data)
         if len(coded) < len(plane):
             return True, coded
     return False, plane.data

@@ -12,7 +12,7 @@ before anything is allocated for them.
 import struct
 import zlib
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from transport.base import Offer, SliceKey, StreamId
 from transport.frames import (
@@ -154,14 +154,14 @@ class _Head:
         self._data = data
         self._at = 0
 
-    def take(self, form: struct.Struct) -> tuple:
+    def take(self, form: struct.Struct) -> tuple[Any, ...]:
         if self._at + form.size > len(self._data):
             raise TruncatedFrame(f"head ends inside a field at byte {self._at}")
         values = form.unpack_from(self._data, self._at)
         self._at += form.size
         return values
 
-    def table(self, form: struct.Struct) -> list[tuple]:
+    def table(self, form: struct.Struct) -> list[tuple[Any, ...]]:
         (count,) = self.take(_U32)
         if count * form.size > len(self._data) - self._at:
             raise TruncatedFrame(f"head declares {count} entries and has no room for them")
@@ -338,7 +338,7 @@ def _read_ack(head: _Head) -> Ack:
 
 
 # type: (kind, writer, reader)
-_TABLE: dict[type, tuple[Kind, Callable, Callable]] = {
+_TABLE: dict[type, tuple[Kind, Callable[..., list[bytes]], Callable[[_Head], Frame]]] = {
     Hello: (
         Kind.HELLO,
         lambda f: [_text(f.name, _MAX_NAME), _raw(f.nonce, 64)],

@@ -135,7 +135,7 @@ class LineDirection:
             return
         late = now - self._cut_at
         self._cut_at = None
-        self._flying = [(at + late, *rest) for at, *rest in self._flying]
+        self._flying = [(at + late, order, conn, n) for at, order, conn, n in self._flying]
         self._latest = {conn: at + late for conn, at in self._latest.items()}
         self._free_at = max(self._free_at + late, now)
 

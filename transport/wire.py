@@ -7,7 +7,7 @@ import secrets
 import socket
 from collections.abc import Coroutine
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from transport.frames import Buffer, Frame, FrameError, Goodbye, Hello, Kind, Proof, UnknownKind
 from transport.framing import PREAMBLE_BYTES, Preamble, encode, parse_head, parse_preamble
@@ -20,6 +20,9 @@ READ_BUFFER_BYTES = 64 << 10  # all that a stranger can make us hold
 _SKIP_BYTES = 64 << 10
 
 BROKEN = (OSError, EOFError, FrameError, TimeoutError)
+
+
+F = TypeVar("F", Hello, Proof)
 
 
 class HandshakeRefused(Exception):
@@ -121,7 +124,7 @@ async def welcome(wire: Wire, name: str, secret: bytes) -> str:
     return theirs.name
 
 
-async def _expect(wire: Wire, kind: type) -> Any:
+async def _expect(wire: Wire, kind: type[F]) -> F:
     _, frame = await wire.read_head(frozenset({Kind.HELLO, Kind.PROOF, Kind.GOODBYE}))
     if isinstance(frame, Goodbye):
         raise HandshakeRefused(frame.reason)

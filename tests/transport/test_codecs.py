@@ -113,5 +113,9 @@ def test_a_slice_that_contradicts_itself_is_not_sent():
     wrong = dataclasses.replace(piece, key=SliceKey(0, "k", 0, 5))
     with pytest.raises(ValueError, match="4 tokens"):
         encode_slice(STREAM, wrong, "raw")
+    with pytest.raises(ValueError, match="float16, must be bits"):
+        encode_slice(STREAM, piece_of(np.zeros((4, 2, 16), np.float16)), "raw")
+    with pytest.raises(ValueError, match="uint64, must be bits"):
+        encode_slice(STREAM, piece_of(np.zeros((4, 2, 16), np.uint64)), "raw")
     with pytest.raises(ValueError, match="in one piece"):
         encode_slice(STREAM, piece_of(np.zeros((4096, 16, 128), np.uint16)), "raw")
