@@ -112,7 +112,6 @@ class World:
         self.said: list[str] = []
         loop.spawn(self.gateway.serve())
         self.deployment: Deployment = loop.run(self._build(log_dir))
-        loop.run(self.deployment.start())
 
     async def _build(self, log_dir: Path) -> Deployment:
         return Deployment(
@@ -142,6 +141,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     loop = Loop()
     made = World(loop, tmp_path_factory.mktemp("logs"))
     try:
+        loop.run(made.deployment.start(), 250.0)
         yield made
     finally:
         loop.run(made.deployment.stop())
