@@ -94,8 +94,7 @@ def _diverged(ctx: Context, req: Request, leg: Leg, run: TokenRun) -> None:
     """The leg sampled after another history: it must hear the law again."""
     ctx.counts["diverged_runs"] += 1
     leg.heard = min(leg.heard, max(run.index, leg.fed))
-    # Feed again only what was fed already and not heard of; what is new is fed anyway.
-    if leg.role is not Role.PREFILL and leg.sent == len(req.law) and leg.fed < len(req.law):
+    if leg.deaf:
         leg.sent = leg.fed
 
 
@@ -110,8 +109,8 @@ def _accept(ctx: Context, req: Request, leg: Leg, run: TokenRun, skip: int, now:
     req.law.extend(ids, logprobs, margins)
     leg.accepted += len(ids)
     _account(req, leg, start, len(ids), now)
-    if leg.sent >= start and leg.role is not Role.PREFILL:
-        leg.sent = len(req.law)  # it knows its own tokens
+    if leg.role is not Role.PREFILL:
+        leg.sent = len(req.law)  # it knows its own tokens, and by their history those before them
     if first and leg.role is Role.MAIN:
         # Rule 2: main is the authority now; every other leg ends, prefill's hold included.
         for other in [o for o in req.legs.values() if o is not leg]:
