@@ -1,5 +1,7 @@
 """Every refusal is OpenAI's error object with the right status, and tells no secrets."""
 
+import socket
+
 import httpx
 import openai
 import pytest
@@ -186,6 +188,15 @@ def test_too_large_a_body(gateway):
 
     error_of(gateway.http.post("/v1/completions", content=parts()), 413)
     assert gateway.chat().status_code == 200
+
+
+def test_a_body_that_says_it_is_too_large_is_not_waited_for(gateway):
+    address = (gateway.http.base_url.host, gateway.http.base_url.port)
+    with socket.create_connection(address, timeout=5) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99000000\r\n\r\n"
+        )
+        assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_prompt_longer_than_the_context(gateway):

@@ -19,7 +19,7 @@ def fast(core: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False)
 
 
-def sentencepiece_like() -> PreTrainedTokenizerFast:
+def sentencepiece_like(leading_spaces: int = 1) -> PreTrainedTokenizerFast:
     """Byte fallback, `▁` for spaces, the first space dropped: Llama 2's and Gemma's decoders."""
     words = ["<unk>", "<s>", "▁", "▁Hello", "▁wor", "ld", "lo", ".", "▁▁", "你", "\ufffd", "é"]
     names = words + [f"<0x{b:02X}>" for b in range(256)]
@@ -36,7 +36,7 @@ def sentencepiece_like() -> PreTrainedTokenizerFast:
             decoders.Replace("▁", " "),
             decoders.ByteFallback(),
             decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
+            decoders.Strip(" ", leading_spaces, 0),
         ]
     )
     core.add_special_tokens([AddedToken("<s>", special=True)])
@@ -54,6 +54,11 @@ def byte_level() -> PreTrainedTokenizerFast:
     return fast(core)
 
 
+def greedy_strip() -> PreTrainedTokenizerFast:
+    """A window that begins with a space token shows nothing of it, nor of the next one."""
+    return sentencepiece_like(leading_spaces=3)
+
+
 def metaspace() -> PreTrainedTokenizerFast:
     names = ["<unk>", "▁", "▁Hello", "▁wor", "ld", ".", "▁▁", "你"]
     core = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[]))
@@ -69,7 +74,8 @@ def word_piece() -> PreTrainedTokenizerFast:
 
 
 BUILT = {
-    maker.__name__: maker() for maker in (sentencepiece_like, byte_level, metaspace, word_piece)
+    maker.__name__: maker()
+    for maker in (sentencepiece_like, greedy_strip, byte_level, metaspace, word_piece)
 }
 
 
@@ -94,6 +100,14 @@ def test_any_tokens_give_the_text_of_all_of_them(name):
         assert "".join(pieces) + rest == whole(tokenizer, ids)
 
     check()
+
+
+@pytest.mark.parametrize("name", ["sentencepiece_like", "greedy_strip", "metaspace"])
+def test_runs_of_spaces_keep_their_length(name):
+    tokenizer = BUILT[name]
+    ids = tokenizer.convert_tokens_to_ids(["▁Hello", *["▁"] * 20, "▁wor", "ld"])
+    pieces, rest = streamed(Vocabulary(tokenizer), ids)
+    assert "".join(pieces) + rest == "Hello" + " " * 21 + "world"
 
 
 def test_any_tokens_of_the_default_model(tokenizer):
