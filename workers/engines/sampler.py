@@ -14,6 +14,7 @@ from workers.api.messages import Sampling, TokenLogprobs
 
 _NEVER = np.float32(-np.inf)
 _SEED_MASK = (1 << 64) - 1
+_BEST = 64  # logits whose noise is always looked at
 _NUCLEUS_START = 64  # candidates tried first for top_p; grows eightfold until they suffice
 
 
@@ -54,12 +55,16 @@ def draw(
     return Draw(token, logprobs, margin)
 
 
-def gumbel(seed: int, index: int, size: int) -> np.ndarray:
-    """Gumbel noise for output `index`, [size] float64. Only Philox's raw words are used.
+def noise_words(seed: int, index: int, size: int) -> np.ndarray:
+    """The random words of output `index`, one per token id, [size] uint64.
 
-    numpy guarantees those for ever, unlike the streams of its distributions.
+    Philox's raw words: numpy guarantees those for ever, unlike the streams of its distributions.
     """
-    words = np.random.Philox(key=seed & _SEED_MASK, counter=index << 192).random_raw(size)
+    return np.random.Philox(key=seed & _SEED_MASK, counter=index << 192).random_raw(size)
+
+
+def gumbel(words: np.ndarray) -> np.ndarray:
+    """Standard Gumbel noise made of random words, float64."""
     uniform = ((words >> np.uint64(11)) + 0.5) * 2.0**-53
     return -np.log(-np.log(uniform))
 
@@ -69,17 +74,34 @@ def _noisy_best(adjusted: np.ndarray, sampling: Sampling, index: int) -> tuple[i
 
     A single candidate has no noisy rival; its lead is then over the next best plain logit.
     """
-    candidates = _candidates(adjusted, sampling)
-    noise = gumbel(sampling.seed, index, len(adjusted))
-    if candidates is None:
-        noisy = adjusted + sampling.temperature * noise
-        token = int(noisy.argmax())
-    else:
-        noisy = adjusted[candidates] + sampling.temperature * noise[candidates]
-        token = int(candidates[noisy.argmax()])
+    words = noise_words(sampling.seed, index, len(adjusted))
+    ids = _candidates(adjusted, sampling)
+    if ids is None:
+        ids = _contenders(adjusted, sampling.temperature, words)
+    noisy = adjusted[ids] + sampling.temperature * gumbel(words[ids])
+    token = int(ids[noisy.argmax()])
     if not sampling.margins:
         return token, None
     return token, _lead(noisy if len(noisy) > 1 else adjusted)
+
+
+def _contenders(adjusted: np.ndarray, temperature: float, words: np.ndarray) -> np.ndarray:
+    """Ids, ascending, among which the two best noisy logits are, so that few need their noise.
+
+    Whoever is not among the best logits must have drawn a noise that lifts the best of the rest
+    over the second of the best.
+    """
+    vocab = len(adjusted)
+    if vocab <= 2 * _BEST:
+        return np.arange(vocab)
+    best = np.argpartition(adjusted, vocab - _BEST)[vocab - _BEST :]
+    noisy = adjusted[best] + temperature * gumbel(words[best])
+    second = np.partition(noisy, _BEST - 2)[_BEST - 2]
+    needed = (second - adjusted[best].min()) / temperature
+    uniform = np.exp(-np.exp(-max(needed, -5.0)))  # below -5 practically every noise is enough
+    # Rounded down generously: a contender too many costs nothing.
+    lifted = np.flatnonzero(words >= np.uint64(uniform * (1 - 1e-9) * 2.0**64))
+    return np.union1d(best, lifted)
 
 
 def _lead(values: np.ndarray) -> float:

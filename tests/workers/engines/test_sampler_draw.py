@@ -6,7 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.api.messages import Sampling
-from workers.engines.sampler import draw, gumbel
+from workers.engines.sampler import draw, gumbel, noise_words
+
+
+def noise(seed: int, index: int, size: int) -> np.ndarray:
+    return gumbel(noise_words(seed, index, size))
 
 
 def reference_candidates(logits: np.ndarray, sampling: Sampling) -> set[int]:
@@ -50,6 +54,7 @@ samplings = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.3]),
     repetition_penalty=st.sampled_from([1.0, 1.3]),
     seed=st.integers(0, 2**70),
+    margins=st.just(True),
 )
 
 
@@ -68,10 +73,13 @@ def test_draws_the_best_noisy_token_of_the_reference_candidates(
     tokens = rng.integers(0, vocab, 12).tolist()
     adjusted = reference_penalties(logits, sampling, tokens, 5).astype(np.float32)
     candidates = reference_candidates(adjusted, sampling)
-    noisy = adjusted + sampling.temperature * gumbel(sampling.seed, 7, vocab)
+    noisy = adjusted + sampling.temperature * noise(sampling.seed, 7, vocab)
     drawn = draw(logits, sampling, tokens, 5)
     assert drawn.token in candidates
-    assert noisy[drawn.token] >= max(noisy[i] for i in candidates) - 1e-5
+    best = sorted(noisy[i] for i in candidates)
+    assert noisy[drawn.token] >= best[-1] - 1e-5
+    if len(best) > 1:
+        assert drawn.margin == pytest.approx(best[-1] - best[-2], abs=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -99,17 +107,17 @@ def test_frequencies_follow_the_probabilities(sampling: Sampling) -> None:
 
 
 def test_noise_of_different_indices_and_seeds_shares_nothing() -> None:
-    noises = [gumbel(seed, index, 1000) for seed, index in ((0, 0), (0, 1), (1, 0), (0, 2**40))]
-    words = [set(noise.tolist()) for noise in noises]
+    noises = [noise(seed, index, 1000) for seed, index in ((0, 0), (0, 1), (1, 0), (0, 2**40))]
+    words = [set(drawn.tolist()) for drawn in noises]
     assert all(not a & b for i, a in enumerate(words) for b in words[:i])
-    np.testing.assert_array_equal(gumbel(0, 1, 10), noises[1][:10])  # a prefix, any vocabulary
+    np.testing.assert_array_equal(noise(0, 1, 10), noises[1][:10])  # a prefix, any vocabulary
     assert np.isfinite(np.concatenate(noises)).all()
 
 
 def test_the_noise_is_fixed_for_ever() -> None:
     """Two ends with different numpy versions must draw alike."""
     np.testing.assert_allclose(
-        gumbel(42, 3, 3), [0.3256566857744243, 0.2426331992089652, 1.232450129399395], rtol=1e-12
+        noise(42, 3, 3), [0.3256566857744243, 0.2426331992089652, 1.232450129399395], rtol=1e-12
     )
 
 
@@ -123,7 +131,7 @@ def test_margin_is_the_lead_in_logits_noise_included() -> None:
     logits = np.array([0.5, 2.0, 1.0], np.float32)
     assert draw(logits, Sampling(margins=True), [0], 1).margin == pytest.approx(1.0)
     hot = Sampling(temperature=0.5, seed=3, margins=True)
-    best = np.sort(logits + 0.5 * gumbel(3, 4, 3))
+    best = np.sort(logits + 0.5 * noise(3, 4, 3))
     assert draw(logits, hot, [0] * 6, 2).margin == pytest.approx(best[2] - best[1])
     single = Sampling(temperature=0.5, seed=3, top_k=1, margins=True)
     assert draw(logits, single, [0] * 6, 2).margin == pytest.approx(1.0)

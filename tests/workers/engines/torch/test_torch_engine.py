@@ -310,13 +310,11 @@ def test_truncate_then_append_equals_a_fresh_sequence(tiny, cut: int) -> None:
     ours = collect(engine, [A])[0]
     engine.close(A)
     assert near_ties(ours, complete(engine, [law], 7, prompt_len=30)[0].tokens) == 0
-    # What the cache remembers of the cut sequence is true as well.
-    assert (
-        near_ties(
-            complete(engine, [before], 5, reuse=True)[0], complete(engine, [before], 5)[0].tokens
-        )
-        == 0
-    )
+    # What the cache remembers of both is true as well.
+    assert start(engine, B, [*law, *ours.tokens, 5], 1, reuse=True) == (cut + 10) // 16 * 16
+    engine.close(B)
+    reused, fresh = (complete(engine, [before], 5, reuse=reuse)[0] for reuse in (True, False))
+    assert near_ties(reused, fresh.tokens) == 0
 
 
 def test_share_copies_the_tail_and_neither_disturbs_the_other(tiny) -> None:
@@ -351,9 +349,10 @@ def test_share_outlives_its_source_and_survives_its_truncation(tiny) -> None:
     bits = all_bits(engine, B, 48)
     engine.truncate(A, 20)
     engine.append(A, prompt(20, 11))
-    engine.set_goal(A, 40)
-    collect(engine, [A])
+    engine.set_goal(A, 46)
+    cut = collect(engine, [A])[0]
     engine.close(A)
+    assert near_ties(cut, complete(engine, [tokens[:20] + prompt(20, 11)], 6)[0].tokens) == 0
     np.testing.assert_array_equal(all_bits(engine, B, 48), bits)
     engine.set_goal(B, 56)  # everything is computed: the last token runs again for its logits
     ours = collect(engine, [B])[0]
