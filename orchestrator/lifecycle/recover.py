@@ -172,7 +172,7 @@ def need_main(ctx: Context, req: Request, now: float) -> bool:
             near=source.site,
             hits=ctx.prefixes.hits(req.prefix, sorted(ctx.world.workers)),
             excluded=frozenset(req.excluded),
-            any_role=bool(req.law.ids),
+            any_role=bool(req.account.recoveries) or (bool(req.law.ids) and relay is None),
         )
     if worker is not None:
         reserve = ctx.reserve(req, Role.MAIN)
@@ -237,7 +237,7 @@ def need_relay(ctx: Context, req: Request, now: float) -> bool:
         near=prefill.site,
         hits={},
         excluded=frozenset(req.excluded),
-        any_role=bool(req.law.ids),
+        any_role=req.lost[Role.RELAY] > 0,
     )
     if worker is None or ctx.world.workers[worker].site != prefill.site:
         return False
