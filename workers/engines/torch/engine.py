@@ -186,7 +186,7 @@ class TorchEngine:
             # What has arrived is left alone: a repeat may come while the blocks are shared.
             new = incoming.new_tokens(kv.layer, part, kv.start, kv.stop)
             if len(new):
-                slots = state.slots(self._block_size, kv.stop)[new]
+                slots = state.slots(self._block_size, kv.start, kv.stop)[new - kv.start]
                 self._store.write_bits(kv.layer, part, slots, kv.data[new - kv.start])
                 incoming.mark(kv.layer, part, new)
 
@@ -233,7 +233,7 @@ class TorchEngine:
                 raise ValueError(f"layer {layer} of {self._layers}")
             if not 0 <= start < stop <= state.written[layer]:
                 raise ValueError(f"tokens [{start}, {stop}), {state.written[layer]} are there")
-            slots = state.slots(self._block_size, stop)[start:]
+            slots = state.slots(self._block_size, start, stop)
             data = self._store.read_bits(layer, Part(part), slots)
         positions = np.arange(start, stop, dtype=np.int32)
         return KVSlice(
@@ -326,7 +326,7 @@ class TorchEngine:
         rows = []
         first = 0
         for entry in entries:
-            slots = entry.seq.slots(self._block_size, entry.stop)
+            slots = entry.seq.slots(self._block_size, 0, entry.stop)
             rows.append(Rows(first, entry.start, entry.stop, entry.seq.computed, slots))
             first += entry.stop - entry.start
         return rows

@@ -77,10 +77,12 @@ class SequenceState:
         step = unit_tokens // CANONICAL_TOKENS
         return self.chain[step - 1 : count // CANONICAL_TOKENS : step]
 
-    def slots(self, block_size: int, count: int) -> np.ndarray:
-        """The slots of the first `count` tokens, [count] int64."""
-        blocks = np.array(self.table.blocks[: -(-count // block_size)], dtype=np.int64)
-        return (blocks[:, None] * block_size + np.arange(block_size)).ravel()[:count]
+    def slots(self, block_size: int, start: int, stop: int) -> np.ndarray:
+        """The slots of tokens [start, stop), [stop - start] int64."""
+        first = start // block_size
+        blocks = np.array(self.table.blocks[first : -(-stop // block_size)], dtype=np.int64)
+        slots = (blocks[:, None] * block_size + np.arange(block_size)).ravel()
+        return slots[start - first * block_size : stop - first * block_size]
 
     def work(self, context: int, block_size: int) -> tuple[int, int] | None:
         """Tokens [start, stop) to run through the model next, None: nothing to do.

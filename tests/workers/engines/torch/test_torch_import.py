@@ -73,6 +73,19 @@ def test_default_model_continues_elsewhere_with_the_same_tokens(smollm) -> None:
         source = target
 
 
+@pytest.mark.parametrize(("kv_dtype", "bits"), [("float16", np.uint16), ("float32", np.uint32)])
+def test_other_pool_dtypes_travel_as_their_bits(tiny, kv_dtype: str, bits: type) -> None:
+    source, target = (build_engine(tiny, kv_tokens=256, kv_dtype=kv_dtype) for _ in range(2))
+    tokens = prompt(40)
+    computed_in(source, A, tokens)
+    pieces = slices(source, A, 0, 40, 16)
+    assert {piece.data.dtype for piece in pieces} == {np.dtype(bits)}
+    imported(target, B, tokens, 40, pieces)
+    for engine, seq in ((source, A), (target, B)):
+        engine.set_goal(seq, 50)
+    assert collect(source, [A])[0].tokens == collect(target, [B])[0].tokens
+
+
 @pytest.mark.parametrize("size", [1, 16, 50])
 def test_pieces_of_any_size_land_where_they_belong(tiny, size: int) -> None:
     source = build_engine(tiny, kv_tokens=256)
