@@ -111,9 +111,11 @@ class Handover:
             return f"tokens [{send.start}, {send.stop}) never exist in leg {send.epoch}"
         if send.to_epoch == send.epoch:
             return "a leg cannot be its own source"
-        if send.to_worker != self._name and not send.address:
-            return f"no address of {send.to_worker} was given"
-        return None
+        if send.to_worker == self._name:
+            target = SeqId(send.request, send.to_epoch)
+            ended = self._absent.tombstone(target) is not None
+            return f"leg {send.to_epoch} has ended" if ended else None
+        return None if send.address else f"no address of {send.to_worker} was given"
 
     # ---------------------------------------------------------------- in
 
@@ -159,7 +161,9 @@ class Handover:
 
     def closed(self, leg: Leg, reason: str) -> list[Output]:
         """A leg has ended: its streams end too, and whoever waits for its KV hears of it."""
-        self._shares.pop(leg.seq, None)
+        source = self._shares.pop(leg.seq, None)
+        if source is not None:
+            del self._runner.legs[source].exports[leg.seq.epoch]
         out: list[Output] = []
         for epoch in list(leg.exports):
             out += self.fail_export(leg, epoch, reason)

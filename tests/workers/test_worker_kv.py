@@ -358,6 +358,17 @@ def test_a_share_whose_source_ends_fails() -> None:
     assert rig.send(stop(epoch=1)) == [failed("the source was stopped")]
 
 
+def test_a_share_whose_target_ends_is_forgotten() -> None:
+    rig = Rig()
+    rig.send(start(Role.PREFILL))
+    rig.send(start())
+    rig.send(send_kv(to_worker="w"))
+    assert rig.send(stop()) == []
+    assert [type(up) for up in rig.run()] == [TokenRun]
+    assert rig.send(send_kv(to_worker="w")) == [failed("leg 2 has ended")]
+    assert rig.send(stop(epoch=1)) == []
+
+
 # -------------------------------------------------------------------- memory
 
 

@@ -224,6 +224,16 @@ def test_end_of_text_below_min_tokens_is_not_sampled() -> None:
     assert END not in said
 
 
+def test_a_stop_id_below_min_tokens_ends_nothing() -> None:
+    law = (TEXT[0], END)
+    rig = Rig()
+    rig.landed_main(law=law, min_tokens=2)
+    assert rig.tokens() == continuation(LIMIT - 2, law)
+    ended = Rig()
+    ended.landed_main(law=law, min_tokens=1)
+    assert ended.step() is None
+
+
 def test_the_limit_in_own_history_is_idle_and_a_feed_can_revive_it() -> None:
     rig = Rig()
     rig.landed_main()

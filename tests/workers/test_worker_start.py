@@ -114,6 +114,17 @@ def test_a_tombstone_is_forgotten_in_time() -> None:
     assert not rig.worker.idle
 
 
+def test_a_second_end_changes_nothing() -> None:
+    rig = Rig()
+    rig.worker.drain(rig.now)
+    told = rig.send(start())
+    rig.wait(50.0)
+    rig.send(stop())
+    assert rig.send(start()) == told
+    rig.wait(10.0)
+    assert rig.worker.next_deadline() is None
+
+
 def test_stop_in_the_middle_of_a_step_waits_for_its_end() -> None:
     rig = Rig()
     rig.send(start(Role.PREFILL))
