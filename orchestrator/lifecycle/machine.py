@@ -173,6 +173,8 @@ class Machine:
             if len(self._queue) >= self.ctx.config.queue_limit:
                 fail(self.ctx, req, Failure.OVERLOADED, "every worker is busy and the queue full")
             req.waiting_since = now
+            if self._queue:
+                self.ctx.room_made = True  # perhaps nobody can serve those before it
         self._settle(req, now)
 
     def _too_long(self, req: Request) -> None:

@@ -9,6 +9,7 @@ from workers.api.messages import Load, Role
 DEFAULT_STEP_S = 0.05
 DEFAULT_PREFILL_TOKENS_PER_S = 200.0
 SAME_SITE_RTT_S = 0.0005
+UNKNOWN_RTT_S = 0.1  # between two sites without a measured link
 SAME_SITE_BYTES_PER_S = 1e9
 
 
@@ -99,8 +100,10 @@ class World:
 
     def rtt_s(self, a: str, b: str) -> float:
         """Round trip between two sites; a site to itself takes next to nothing."""
+        if a == b:
+            return SAME_SITE_RTT_S
         link = self.link(a, b)
-        return link.rtt_s if link else SAME_SITE_RTT_S
+        return link.rtt_s if link else UNKNOWN_RTT_S
 
     def connected(self, a: str, b: str) -> bool:
         return a == b or self.link(a, b) is not None

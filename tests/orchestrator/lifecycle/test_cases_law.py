@@ -1,10 +1,9 @@
 """Rule 1, which tokens become law, and rule 2, who speaks: events in, exact actions out."""
 
-from collections.abc import Callable
-
 from orchestrator.lifecycle.phases import Phase
 from orchestrator.lifecycle.request import PARKED_RUNS
 from orchestrator.state.actions import Fail, Failure, Finish, FinishReason
+from orchestrator.state.events import HandoffMode
 from tests.orchestrator.lifecycle.machine_rig import (
     MAIN,
     PREFILL,
@@ -412,10 +411,10 @@ def test_a_stop_string_wins_over_the_limit_it_ends_at(rig: MachineRig) -> None:
     assert finished(rig.run(RELAY, 1, 11), FinishReason.STOP, "10,11")
 
 
-def test_stop_strings_are_matched_before_pacing(make_rig: Callable[..., MachineRig]) -> None:
+def test_stop_strings_are_matched_before_pacing(rig: MachineRig) -> None:
     """Feeding and matching never wait for the client."""
-    rig = make_rig()
-    rig.arrive(stop_strings=("12",), handoff="auto")
+    rig.load("m0", step_s=0.5)
+    rig.arrive(stop_strings=("12",), handoff=HandoffMode.AUTO)
     rig.run(PREFILL, 0, 10)
     rig.landed(RELAY)
     rig.run(RELAY, 1, 11, 12, 13)
