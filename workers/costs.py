@@ -19,14 +19,11 @@ class Chunk(NamedTuple):
 class Costs(Protocol):
     """Seconds per step of one worker."""
 
-    def prefill_s(self, chunks: Sequence[Chunk]) -> float:
-        """One step that computes `chunks` and nothing else."""
-
-    def decode_s(self, batch: int, context: int) -> float:
-        """One step that decodes one token for `batch` sequences of `context` tokens in sum."""
-
     def step_s(self, chunks: Sequence[Chunk], batch: int, context: int) -> float:
-        """One step that does both; either may be empty."""
+        """One step: prefill `chunks`, decode a token each for `batch` sequences.
+
+        `context`: tokens of context of all decoding sequences together. An empty step takes 0.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +43,11 @@ class MeasuredCosts:
         _positive(self, "prefill_tokens_per_s", "decode_step_s")
         _not_negative(self, "context_s", "sequence_s")
 
-    def prefill_s(self, chunks: Sequence[Chunk]) -> float:
-        return sum(chunk.tokens for chunk in chunks) / self.prefill_tokens_per_s
-
-    def decode_s(self, batch: int, context: int) -> float:
-        if batch == 0:
-            return 0.0
-        return self.decode_step_s + self.sequence_s * batch + self.context_s * context
-
     def step_s(self, chunks: Sequence[Chunk], batch: int, context: int) -> float:
-        return self.prefill_s(chunks) + self.decode_s(batch, context)
+        seconds = sum(chunk.tokens for chunk in chunks) / self.prefill_tokens_per_s
+        if batch:
+            seconds += self.decode_step_s + self.sequence_s * batch + self.context_s * context
+        return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +119,6 @@ class RooflineCosts:
     def __post_init__(self) -> None:
         _positive(self, "parallel")
         _not_negative(self, "overhead_s", "parallel_overhead_s")
-
-    def prefill_s(self, chunks: Sequence[Chunk]) -> float:
-        return self.overhead_s + self._chunks_s(chunks) if chunks else 0.0
-
-    def decode_s(self, batch: int, context: int) -> float:
-        return self.overhead_s + self._decode_s(batch, context) if batch else 0.0
 
     def step_s(self, chunks: Sequence[Chunk], batch: int, context: int) -> float:
         if not chunks and not batch:

@@ -1,4 +1,4 @@
-"""The cost model against its own formulas and against published figures."""
+"""The cost model against its own formulas, worked by hand."""
 
 import pytest
 
@@ -29,8 +29,8 @@ def test_measured_costs_are_what_was_measured() -> None:
     costs = MeasuredCosts(
         prefill_tokens_per_s=1000.0, decode_step_s=0.02, context_s=1e-6, sequence_s=1e-4
     )
-    assert costs.prefill_s([Chunk(300, 0), Chunk(200, 64)]) == pytest.approx(0.5)
-    assert costs.decode_s(8, 4000) == pytest.approx(0.02 + 8e-4 + 4e-3)
+    assert costs.step_s([Chunk(300, 0), Chunk(200, 64)], 0, 0) == pytest.approx(0.5)
+    assert costs.step_s([], 8, 4000) == pytest.approx(0.02 + 8e-4 + 4e-3)
     assert costs.step_s([Chunk(300, 0)], 8, 4000) == pytest.approx(0.3 + 0.0248)
 
 
@@ -38,41 +38,43 @@ def test_a_step_without_work_takes_no_time() -> None:
     roofline = RooflineCosts(chip=H100, model=LLAMA_8B)
     measured = MeasuredCosts(prefill_tokens_per_s=1000.0, decode_step_s=0.02)
     for costs in (roofline, measured):
-        assert costs.prefill_s([]) == costs.decode_s(0, 0) == costs.step_s([], 0, 0) == 0.0
+        assert costs.step_s([], 0, 0) == 0.0
 
 
 def test_prefill_is_linear_work_plus_attention() -> None:
     costs = RooflineCosts(chip=H100, model=LLAMA_8B, overhead_s=0.003)
     n = 4096
     flops = 2 * 8.0e9 * n + 2 * 32 * 4096 * n**2
-    assert costs.prefill_s([Chunk(n, 0)]) == pytest.approx(0.003 + flops / (989e12 * 0.42))
+    assert costs.step_s([Chunk(n, 0)], 0, 0) == pytest.approx(0.003 + flops / (989e12 * 0.42))
 
 
 def test_chunks_cost_what_the_whole_prompt_costs_but_for_the_overhead() -> None:
     costs = RooflineCosts(chip=H100, model=LLAMA_8B, overhead_s=0.003)
     chunks = [Chunk(512, at) for at in range(0, 4096, 512)]
-    chunked = sum(costs.prefill_s([chunk]) for chunk in chunks)
-    assert chunked == pytest.approx(costs.prefill_s([Chunk(4096, 0)]) + 7 * 0.003)
+    chunked = sum(costs.step_s([chunk], 0, 0) for chunk in chunks)
+    assert chunked == pytest.approx(costs.step_s([Chunk(4096, 0)], 0, 0) + 7 * 0.003)
 
 
 def test_decode_is_bound_by_memory_and_then_by_arithmetic() -> None:
     costs = RooflineCosts(chip=H100, model=LLAMA_8B, overhead_s=0.0)
-    assert costs.decode_s(1, 1000) == pytest.approx((16e9 + 1000 * 131_072) / (3.35e12 * 0.7))
-    assert costs.decode_s(1000, 0) == pytest.approx(2 * 8.0e9 * 1000 / (989e12 * 0.42))
+    assert costs.step_s([], 1, 1000) == pytest.approx((16e9 + 1000 * 131_072) / (3.35e12 * 0.7))
+    assert costs.step_s([], 1000, 0) == pytest.approx(2 * 8.0e9 * 1000 / (989e12 * 0.42))
 
 
 def test_a_mixed_step_pays_its_overhead_once() -> None:
     costs = RooflineCosts(chip=H100, model=LLAMA_8B, overhead_s=0.003, parallel_overhead_s=0.001)
     chunk = Chunk(512, 0)
-    apart = costs.prefill_s([chunk]) + costs.decode_s(8, 8000)
+    apart = costs.step_s([chunk], 0, 0) + costs.step_s([], 8, 8000)
     assert costs.step_s([chunk], 8, 8000) == pytest.approx(apart - 0.003)
 
 
 def test_parallel_chips_share_the_work() -> None:
     one = RooflineCosts(chip=H100, model=LLAMA_8B, overhead_s=0.0)
     eight = RooflineCosts(chip=H100, model=LLAMA_8B, parallel=8, overhead_s=0.0)
-    assert eight.prefill_s([Chunk(4096, 0)]) == pytest.approx(one.prefill_s([Chunk(4096, 0)]) / 8)
-    assert eight.decode_s(4, 4000) == pytest.approx(one.decode_s(4, 4000) / 8)
+    assert eight.step_s([Chunk(4096, 0)], 0, 0) == pytest.approx(
+        one.step_s([Chunk(4096, 0)], 0, 0) / 8
+    )
+    assert eight.step_s([], 4, 4000) == pytest.approx(one.step_s([], 4, 4000) / 8)
 
 
 def test_a_mixture_of_experts_touches_more_weights_in_a_larger_batch() -> None:
