@@ -19,7 +19,7 @@ def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) ->
         leg.heard = max(leg.heard, run.index + len(run.ids))
     if has_own(run):
         leg.spoke_at = now
-        leg.clock.note(leg.heard, now)
+        leg.clock.note(run.index, run.index + len(run.ids), now)
     _judge(ctx, req, leg, run, now)
     if leg.role is Role.PREFILL and has_own(run) and len(req.law) > leg.base:
         _produced(ctx, req, leg)

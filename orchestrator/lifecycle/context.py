@@ -151,7 +151,7 @@ class Context:
 
     def step_s(self, leg: Leg) -> float:
         """Seconds per decode step: from the leg's own runs, before that from its worker."""
-        return leg.clock.step_s or self.world.workers[leg.worker].step_s
+        return leg.clock.trusted_s or self.world.workers[leg.worker].step_s
 
     def gateway_rtt_s(self, leg: Leg) -> float:
         return self.world.rtt_s(self.config.gateway_site, leg.site)

@@ -30,11 +30,13 @@ def release(ctx: Context, req: Request, now: float) -> None:
         # More lead than a cut needs would only delay the client.
         keep = ceil(wanted_lead_s(ctx, req) / pace) + SPARE_TOKENS
         upto = max(upto, law - keep)
-    if req.release_at is None or req.release_at <= now or upto > req.released:
-        upto = max(upto, req.released + 1)
-        _emit(ctx, req, upto, now)
-        late = req.release_at is None or req.release_at + pace <= now
-        req.release_at = now + pace if late else (req.release_at or now) + pace
+    due_at = now if req.release_at is None else req.release_at
+    if due_at <= now or upto > req.released:
+        _emit(ctx, req, max(upto, req.released + 1), now)
+        # From its own time, not from now, so that a late tick does not add up; but from now when
+        # it is late by more than a token, or when the lead was too long and this one came early.
+        on_time = now - pace < due_at <= now
+        req.release_at = (due_at if on_time else now) + pace
 
 
 def due(req: Request) -> float | None:

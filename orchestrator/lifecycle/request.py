@@ -15,6 +15,7 @@ from workers.api.messages import RANK, Role, TokenRun
 # for again when their turn comes.
 PARKED_RUNS = 64
 STEP_WEIGHT = 0.2
+TRUSTED_GAPS = 4
 # The handoff's gap is looked for among this many tokens on either side of main's first.
 NEAR_HANDOFF = 8
 
@@ -30,18 +31,29 @@ class StopWatch(Protocol):
 
 @dataclass(slots=True)
 class StepClock:
-    """Seconds per token of one leg, from the arrival of its own runs."""
+    """Seconds per token of one leg, from the arrival of its own runs.
+
+    The mean of the first few gaps, then a moving average. Law that the leg was fed, and took over
+    in one pass, is no step.
+    """
 
     step_s: float | None = None
+    gaps: int = 0
     last_at: float | None = None
     last_end: int | None = None
 
-    def note(self, end: int, now: float) -> None:
-        """A run that reaches index `end` has arrived."""
-        if self.last_at is not None and self.last_end is not None and end > self.last_end:
-            gap = (now - self.last_at) / (end - self.last_end)
-            old = self.step_s
-            self.step_s = gap if old is None else old + STEP_WEIGHT * (gap - old)
+    @property
+    def trusted_s(self) -> float | None:
+        """The step once it was seen often enough to act on; jitter makes the first gaps lie."""
+        return self.step_s if self.gaps >= TRUSTED_GAPS else None
+
+    def note(self, start: int, end: int, now: float) -> None:
+        """A run of indices [start, end) has arrived."""
+        if self.last_at is not None and start == self.last_end:
+            gap = (now - self.last_at) / (end - start)
+            self.gaps += 1
+            old = self.step_s or 0.0
+            self.step_s = old + max(STEP_WEIGHT, 1 / self.gaps) * (gap - old)
         self.last_at, self.last_end = now, end
 
 
