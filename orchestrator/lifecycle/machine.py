@@ -47,6 +47,9 @@ from workers.api.messages import (
 # A dead leg that still speaks is stopped again, at most this often.
 STOP_AGAIN_S = 1.0
 TOMBSTONES = 4096
+# A feed repeats this many tokens that the leg has not confirmed: a feed that was lost, or overtaken
+# on the way, is made good by the next one instead of a resync.
+FEED_OVERLAP = 4
 
 
 class Machine:
@@ -119,7 +122,7 @@ class Machine:
             return
         for leg in req.legs.values():
             if leg.role is not Role.PREFILL and leg.sent < len(req.law):
-                self.ctx.feed(req, leg, leg.sent, now)
+                self.ctx.feed(req, leg, max(leg.fed, leg.sent - FEED_OVERLAP), now)
 
     def _forget(self, req: Request) -> None:
         self.requests.pop(req.name, None)

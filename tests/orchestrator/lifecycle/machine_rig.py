@@ -209,7 +209,7 @@ class MachineRig:
             index=index,
             ids=ids,
             hist=extend_history(EMPTY_HISTORY, history),
-            fed=min(index, known),
+            fed=min(index, known) if ids else known,
         )
         return self.hear(worker or self.req.legs[epoch].worker, message)
 

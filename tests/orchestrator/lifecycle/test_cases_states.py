@@ -74,7 +74,7 @@ def test_relay_lost_while_the_kv_is_far_another_relay_beside_the_prefill(
     ]
     assert spares.phase is Phase.RELAY
     spares.landed(3)
-    assert spares.run(3, 2, 12) == [feed("m0", MAIN, 2, 12), emit(2, 12)]
+    assert spares.run(3, 2, 12) == [feed("m0", MAIN, 0, 10, 11, 12), emit(2, 12)]
 
 
 def test_relay_lost_main_is_waited_for(rig: MachineRig) -> None:
@@ -106,7 +106,7 @@ def test_prefill_lost_after_token_0_the_relay_goes_on_and_is_the_source(
     spares.to_phase(Phase.RELAY)
     assert spares.lose("p0") == [stop("p0", PREFILL), send_kv("r0", RELAY, "m0", MAIN)]
     assert spares.phase is Phase.RELAY
-    assert spares.run(RELAY, 2, 12) == [feed("m0", MAIN, 2, 12), emit(2, 12)]
+    assert spares.run(RELAY, 2, 12) == [feed("m0", MAIN, 0, 10, 11, 12), emit(2, 12)]
     assert spares.landed(MAIN) == []
     assert spares.phase is Phase.RACE
 
@@ -243,7 +243,7 @@ def test_a_request_may_choose_its_own_mode(rig: MachineRig) -> None:
 
 def test_cut_the_relays_run_below_k_is_accepted_and_fed(rig: MachineRig) -> None:
     rig.to_phase(Phase.CUT)
-    assert rig.run(RELAY, 3, 13) == [feed("m0", MAIN, 3, 13), emit(3, 13)]
+    assert rig.run(RELAY, 3, 13) == [feed("m0", MAIN, 1, 11, 12, 13), emit(3, 13)]
     assert rig.paused(RELAY, 1, 4) == []
     assert rig.phase is Phase.CUT
 
