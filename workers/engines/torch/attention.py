@@ -166,9 +166,12 @@ class PagedStep:
         self._after_write(call.layer)
         if call.window not in self._groups:
             self._groups[call.window] = _grouped(self._rows, call.window)
+        groups = self._groups[call.window]
+        if len(groups) == 1 and isinstance(groups[0].rows, slice):
+            return self._attend_group(call, groups[0])
         heads, tokens, size = call.q.shape
         out = call.q.new_empty((tokens, heads, size))
-        for group in self._groups[call.window]:
+        for group in groups:
             out[group.rows] = self._attend_group(call, group)
         return out
 

@@ -37,7 +37,7 @@ QUESTIONS = [
     "How does a bicycle stay upright?",
 ]
 NEW = 12
-NEW_ALONE = 8  # one row a step is slow
+NEW_ALONE = 6  # one row a step is slow
 
 
 def test_twenty_prompts_alone_and_in_a_mixed_batch(smollm, smollm_dir) -> None:
