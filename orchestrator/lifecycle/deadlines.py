@@ -163,7 +163,9 @@ def ask_again(ctx: Context, req: Request, leg: Leg, now: float) -> None:
     leg.owes_since = None if leg.owes_since is None else now
     if leg.role is not Role.PREFILL and leg.fed < len(req.law):
         ctx.feed(req, leg, leg.fed, now)
-    ctx.send(leg.worker, Resync(request=req.name, epoch=leg.epoch, start=len(req.law)))
+    # A prefill's one token is wanted even when others gave it: it says that the KV is computed.
+    start = leg.base if leg.role is Role.PREFILL else len(req.law)
+    ctx.send(leg.worker, Resync(request=req.name, epoch=leg.epoch, start=start))
 
 
 def _backoff(leg: Leg, now: float) -> None:

@@ -45,6 +45,8 @@ from workers.worker import NotYet, Worker
 
 NEVER = 1e9
 DETECT_S = 0.3  # a killed worker's connection is refused this soon
+# What takes `kv_s` to cross, for the gateway's books: 64 tokens of the simulated model.
+TYPICAL_PROMPT_BYTES = 64 * 16
 
 
 class IdWatch:
@@ -153,7 +155,7 @@ class Deployment:
         for a in sites:
             for b in sites:
                 if a < b:
-                    rate = 1e5
+                    rate = TYPICAL_PROMPT_BYTES / max(kv_s, 0.01)
                     self.tell(
                         LinkMeasured(
                             site_a=a, site_b=b, rtt_s=2 * one_way_s, goodput_bytes_per_s=rate
