@@ -62,10 +62,17 @@ def test_openai_client_at_once_says_the_same(served: Served) -> None:
 
 def test_every_route_gives_the_same_tokens(served: Served) -> None:
     prompt = next(prompts(1, 200))
-    local = stream(served, prompt, pdd_route="local", cache_salt="local")
+    local = stream(served, prompt, pdd_route="local", cache_salt="local", max_tokens=96)
     assert local.told["route"] == "local"
     for handoff in ("auto", "one-shot", "catch-up"):
-        relay = stream(served, prompt, pdd_route="relay", pdd_handoff=handoff, cache_salt=handoff)
+        relay = stream(
+            served,
+            prompt,
+            pdd_route="relay",
+            pdd_handoff=handoff,
+            cache_salt=handoff,
+            max_tokens=96,
+        )
         assert relay.told["route"] == "relay"
         assert relay.told["relay_tokens"] > 0
         assert relay.told["handoff_index"] is not None, "main never took over"
@@ -74,7 +81,7 @@ def test_every_route_gives_the_same_tokens(served: Served) -> None:
 
 def test_seeded_sampling_crosses_the_handoff(served: Served) -> None:
     prompt = next(prompts(1, 200))
-    sampling = {"temperature": 0.8, "seed": 7}
+    sampling = {"temperature": 0.8, "seed": 7, "max_tokens": 96}
     local = stream(served, prompt, pdd_route="local", cache_salt="local seeded", **sampling)
     relay = stream(served, prompt, pdd_route="relay", cache_salt="relay seeded", **sampling)
     assert relay.told["handoff_index"] is not None

@@ -1,0 +1,130 @@
+"""`pdd serve` given something it cannot use: one clear line, the exit code, no process left."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workers.engines.models import resolve_model
+
+pytestmark = pytest.mark.timeout(240)
+
+MARK = "PDD_TEST_MARK"
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """A word in the environment of whatever the command starts; nothing may carry it at the end."""
+    word = f"mark-{os.getpid()}-{os.urandom(4).hex()}"
+    yield word
+    assert not _marked(word), "processes were left behind"
+
+
+def _marked(word: str) -> list[str]:
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == word:
+                left.append(f"{process.pid} {' '.join(process.cmdline())[:120]}")
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return left
+
+
+def serve(mark: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator.cli.main", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=220,
+        env=os.environ | {MARK: mark},
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def topology(root: Path, into: Path, **changes: str) -> Path:
+    text = (root / "configs" / "topologies" / "laptop-4000km.yaml").read_text()
+    for old, new in changes.items():
+        assert f"\n{old}: " in text
+        text = "\n".join(
+            f"{old}: {new}" if line.startswith(f"{old}: ") else line for line in text.split("\n")
+        )
+    file = into / "topology.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_a_port_in_use(root: Path, mark: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        file = root / "configs" / "topologies" / "laptop-4000km.yaml"
+        done = serve(mark, str(file), "--port", str(port))
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"gateway.port: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "stop what uses it or give another port\n"
+    )
+
+
+def test_a_broken_file(tmp_path: Path, mark: str) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text("model: smollm2-135m\nsites: [\n")
+    done = serve(mark, str(file))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{file}:")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_does_not_exist(root: Path, tmp_path: Path, mark: str) -> None:
+    file = topology(root, tmp_path, model="./no-such-model")
+    done = serve(mark, str(file))
+    assert done.returncode == 2
+    assert "no-such-model" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_unknown_gateway_site(root: Path, mark: str) -> None:
+    file = root / "configs" / "topologies" / "laptop-4000km.yaml"
+    done = serve(mark, str(file), "--gateway-site", "atlantis")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "--gateway-site: no site 'atlantis' in the topology; there are hami, shenzhen\n"
+    )
+
+
+def test_empty_api_keys(root: Path, tmp_path: Path, mark: str) -> None:
+    file = topology(root, tmp_path)
+    file.write_text(file.read_text() + "security: {api_keys_env: PDD_NO_SUCH_KEYS}\n")
+    done = serve(mark, str(file), "--port", str(free_port()))
+    assert done.returncode == 2
+    assert "PDD_NO_SUCH_KEYS is empty" in done.stderr
+
+
+def test_a_worker_that_never_comes_up(root: Path, tmp_path: Path, mark: str) -> None:
+    model = tmp_path / "half-a-model"
+    shutil.copytree(resolve_model("smollm2-135m"), model)
+    (model / "model.safetensors").write_bytes(b"not safetensors")
+    config = json.loads((model / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    file = topology(root, tmp_path, model=str(model))
+    done = serve(mark, str(file), "--port", str(free_port()))
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("cannot start: worker ")
+    assert "half-a-model" in last
+    assert "Traceback" not in done.stderr
