@@ -48,6 +48,8 @@ def troubled(seed: int, *, requests: int = 12) -> Deployment:
         end_rate=rng.choice([0.0, 0.03]),
         divergence=divergence,
         prefill_tokens_per_s=rng.choice([100.0, 1000.0]),
+        # With few words stop strings are met, and other histories have equal tokens by chance.
+        vocabulary=rng.choice([40, 32_000]),
     )
     names = [spec.name for spec in specs]
     for i in range(requests):
@@ -77,7 +79,7 @@ def _ask(world: Deployment, rng: random.Random, name: str) -> None:
         limit=rng.choice([1, 2, 3, 20, 60]),
         min_tokens=rng.choice([0, 0, 5]),
         stop_ids=rng.choice([(), (2,)]),
-        stop_strings=rng.choice([(), (), ("5",)]),
+        stop_strings=rng.choice([(), (), ("5",), ("7,8", "9,10", "11,12,13")]),
         route=rng.choice([None, None, *Route]),
         handoff=rng.choice([None, *HandoffMode]),
         sampling=Sampling(temperature=rng.choice([0.0, 0.8]), seed=rng.randrange(100)),

@@ -129,6 +129,7 @@ class Deployment:
         end_rate: float = 0.0,
         divergence: int | None = None,
         prefill_tokens_per_s: float = 1000.0,
+        vocabulary: int = 32_000,
     ) -> None:
         self.now = 0.0
         self.rng = random.Random(seed)
@@ -140,6 +141,7 @@ class Deployment:
         self.loss, self.repeat, self.kv_s = loss, repeat, kv_s
         self.end_rate, self.divergence = end_rate, divergence
         self.prefill_tokens_per_s = prefill_tokens_per_s
+        self.vocabulary = vocabulary
         self.clients: dict[str, Client] = {}
         self.log: list[tuple[float, Event, list[Action]]] = []
         self.starts: dict[tuple[str, str, int], int] = defaultdict(int)
@@ -246,7 +248,7 @@ class Deployment:
 
     def ask(self, name: str, *, prompt: int = 20, limit: int = 40, **fields: object) -> Client:
         """A request arrives now."""
-        ids = tuple((hash_ids(name) + i * 7) % 30_000 + 3 for i in range(prompt))
+        ids = tuple((hash_ids(name) + i * 7) % (self.vocabulary - 3) + 3 for i in range(prompt))
         spec = Arrived(request=name, prompt_ids=ids, limit=limit, **fields)  # type: ignore[arg-type]
         client = self.clients[name] = Client(spec)
         self.tell(spec)
@@ -345,13 +347,7 @@ class Deployment:
         box.life += 1
         box.stepping = box.frozen = False
         box.backlog.clear()
-        model = SimulatedModel(
-            layers=1,
-            head_size=4,
-            end_rate=self.end_rate,
-            divergence=self.divergence,
-            salt=spec.salt,
-        )
+        model = replace(self._model(), divergence=self.divergence, salt=spec.salt)
         box.engine = SimulatedEngine(
             model,
             MeasuredCosts(
@@ -376,6 +372,11 @@ class Deployment:
             )
         )
         self.tell(Heard(worker=spec.name, message=self._load(box)))
+
+    def _model(self) -> SimulatedModel:
+        return SimulatedModel(
+            layers=1, head_size=4, end_rate=self.end_rate, vocab_size=self.vocabulary
+        )
 
     def kill(self, name: str, *, back_after: float | None = None) -> None:
         """SIGKILL; the gateway's connection is refused a moment later."""
@@ -577,7 +578,7 @@ class Deployment:
 
     def reference(self, spec: Arrived) -> list[int]:
         """What one engine's own run gives, ended as the gateway ends it."""
-        model = SimulatedModel(layers=1, head_size=4, end_rate=self.end_rate)
+        model = self._model()
         costs = MeasuredCosts(prefill_tokens_per_s=1e6, decode_step_s=1e-3)
         engine = SimulatedEngine(model, costs, kv_total_tokens=8192, chunk_tokens=8192)
         seq = SeqId(spec.request, 0)
