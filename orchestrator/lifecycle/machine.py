@@ -69,16 +69,31 @@ class Machine:
         self._due: list[tuple[float, str]] = []
         self._due_at: dict[str, float] = {}
         self._stopped_at: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._at_work: Request | None = None  # the request that is being dealt with
 
     # ------------------------------------------------------------ the door
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Tell the machine what happened at `now` (seconds, monotonic); do what it answers."""
         self.ctx.actions = []
+        self._at_work = None
         _HANDLERS[type(event)](self, event, now)
         self._expire(now)
         if self.ctx.room_made:
             self._admit(now)
+        return self.ctx.actions
+
+    def abandon(self) -> list[Action]:
+        """After `handle` raised, which is a defect: end the request it was at, and only that one.
+
+        Gives the actions that were already decided as well; every other request goes on.
+        """
+        self.ctx.counts["defects"] += 1
+        req = self._at_work
+        if req is not None and req.name in self.requests:
+            fail(self.ctx, req, Failure.INTERNAL, "the request met a defect of the gateway")
+            tell_failure(self.ctx, req)
+            self._forget(req)
         return self.ctx.actions
 
     def next_deadline(self) -> float | None:
@@ -96,6 +111,7 @@ class Machine:
 
     def _settle(self, req: Request, now: float) -> None:
         """What follows every event of a request: duties, feeds, the handover, releases."""
+        self._at_work = req
         if not req.over:
             reconcile(self.ctx, req, now)
             recheck(self.ctx, req, now)
@@ -133,7 +149,7 @@ class Machine:
         while (due := self.next_deadline()) is not None and due <= now:
             _, name = heapq.heappop(self._due)
             del self._due_at[name]
-            req = self.requests[name]
+            req = self._at_work = self.requests[name]
             deadlines.expire(self.ctx, req, now)
             self._settle(req, now)
 
@@ -144,7 +160,7 @@ class Machine:
         """
         self.ctx.room_made = False
         for name in sorted(self._queue, key=lambda name: not self.requests[name].law.ids):
-            req = self.requests[name]
+            req = self._at_work = self.requests[name]
             refusal = find_place(self.ctx, req, now)
             if refusal is Refusal.BUSY:
                 return
@@ -165,7 +181,7 @@ class Machine:
             watch=self._stop_watch(event.stop_strings) if event.stop_strings else None,
             prefix=block_hashes(event.prompt_ids, event.cache_salt),
         )
-        self.requests[req.name] = req
+        self.requests[req.name] = self._at_work = req
         refusal = Refusal.BUSY if self._queue else None
         refusal = refusal or find_place(self.ctx, req, now)
         if refusal is Refusal.TOO_LONG:
@@ -202,6 +218,7 @@ class Machine:
         if req is None or leg is None or leg.worker != event.worker:
             self._dead_leg_spoke(event.worker, message, now)
             return
+        self._at_work = req
         _MESSAGES[type(message)](self, req, leg, message, now)
         self._settle(req, now)
 

@@ -307,7 +307,13 @@ class Driver:
         now = self._loop.time()
         if self._record is not None:
             self._record(now, event)
-        for action in self.machine.handle(event, now):
+        try:
+            actions = self.machine.handle(event, now)
+        except Exception:
+            # A defect must not take the other requests with it, nor the stream that told us.
+            log.exception("the core failed", extra={"kind": type(event).__name__})
+            actions = self.machine.abandon()
+        for action in actions:
             self._act(action)
         self._set_timer()
 
