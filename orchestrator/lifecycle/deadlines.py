@@ -79,7 +79,8 @@ def _leg_dues(ctx: Context, req: Request, leg: Leg) -> Iterator[Due]:
 
 def _waits_for_law(req: Request, leg: Leg) -> bool:
     """Main in a race that is ahead of the law may rightly be silent (its own end-of-text)."""
-    return leg.role is Role.MAIN and not leg.accepted and leg.heard > len(req.law)
+    ahead = leg.role is Role.MAIN and not leg.accepted and leg.heard > len(req.law)
+    return ahead and req.phase is Phase.RACE
 
 
 def _resync_due(leg: Leg, since: float) -> float:

@@ -185,17 +185,27 @@ def test_silence_deadline_is_not_put_off_by_empty_answers(rig: MachineRig) -> No
     assert rig.req.lost[M] == 1
 
 
-def test_silence_deadline_spares_a_main_that_guessed_the_end(rig: MachineRig) -> None:
+def test_silence_deadline_spares_a_main_that_guessed_the_end(make_rig: MakeRig) -> None:
     """Ahead of the law with its own end-of-text it is idle, and may be revived by a feed."""
+    rig = make_rig(SPARES, deadlines=TIMES, bound_s=100.0)
     rig.arrive(limit=500, stop_ids=(2,))
     rig.run(PREFILL, 0, 10)
     rig.landed(RELAY)
     rig.landed(MAIN)
-    rig.run(MAIN, 3, 2, after=(10, 11, 12))
-    rig.req.legs[RELAY].paused = True  # no handover
-    rig.req.legs[RELAY].paused_since = rig.now + 100
-    rig.after(60.0)
+    rig.run(MAIN, 40, 2, after=(10, *range(11, 50)))
+    for i in range(30):
+        rig.after(2.0)
+        rig.run(RELAY, 1 + i, 11 + i)
+    assert rig.phase is Phase.RACE
     assert rig.req.lost[M] == 0
+
+
+def test_silence_deadline_of_a_main_whose_first_token_never_came(rig: MachineRig) -> None:
+    """It is ahead, but nobody else will bring the law to where it is."""
+    rig.to_phase(Phase.RACE)
+    rig.run(MAIN, 3, 13, after=(10, 11, 12))
+    rig.lose("r0")
+    fires_after(rig, TIMES.silence, lambda: rig.req.lost[M] == 1)
 
 
 def test_cut_deadline_main_has_failed(rig: MachineRig) -> None:
