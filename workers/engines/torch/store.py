@@ -5,7 +5,7 @@ import torch
 
 from workers.api.info import BYTES_PER_ELEMENT, Part
 
-_BITS = {2: (torch.uint16, np.uint16), 4: (torch.uint32, np.uint32)}
+_BITS = {2: torch.uint16, 4: torch.uint32}
 _SIDE = {Part.KEY: 0, Part.VALUE: 1}
 
 
@@ -20,8 +20,7 @@ class KVStore:
         self._values = torch.zeros(
             (layers, 2, slots, kv_heads, head_size), dtype=getattr(torch, dtype)
         )
-        unsigned, self.bits_dtype = _BITS[BYTES_PER_ELEMENT[dtype]]
-        self.bits: np.ndarray = self._values.view(unsigned).numpy()
+        self.bits: np.ndarray = self._values.view(_BITS[BYTES_PER_ELEMENT[dtype]]).numpy()
         # Indexing a tensor costs more than a decode step's gather: the views are made once.
         self._sides = [(self._values[layer, 0], self._values[layer, 1]) for layer in range(layers)]
 

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
-from workers.engines.base import SeqId
-from workers.engines.torch.sequence import SequenceState
+from workers.engines.paged.sequence import PagedSequence
+
+S = TypeVar("S", bound=PagedSequence)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One sequence's part of a step: run tokens [start, stop), then perhaps sample."""
+class Entry(Generic[S]):
+    """One sequence's part of a step: compute tokens [start, stop), then perhaps sample."""
 
-    seq: SequenceState
+    seq: S
     start: int
     stop: int
     sample: bool
@@ -21,36 +23,21 @@ class Entry:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class TorchStep:
-    """A chosen batch; see `Engine.begin`."""
-
-    entries: tuple[Entry, ...]
-
-    @property
-    def seqs(self) -> tuple[SeqId, ...]:
-        return tuple(entry.seq.id for entry in self.entries)
-
-    @property
-    def duration_s(self) -> float | None:
-        return None
-
-
 def choose_batch(
-    states: Iterable[SequenceState], *, context: int, block_size: int, chunk_tokens: int
-) -> list[Entry]:
-    """Decode rows first, then extends, then prompts within a budget; each in opening order.
+    states: Iterable[S], *, context: int, block_size: int, chunk_tokens: int
+) -> list[Entry[S]]:
+    """Decode rows first, then extends, then prompts within a budget; each as `states` has them.
 
     Extends go before prompts because somebody is waiting in the middle of an answer.
     """
-    decodes: list[Entry] = []
-    extends: list[Entry] = []
-    prompts: list[Entry] = []
+    decodes: list[Entry[S]] = []
+    extends: list[Entry[S]] = []
+    prompts: list[Entry[S]] = []
     for state in states:
-        work = state.work(context, block_size)
+        work = state.work(min(context, state.table.capacity * block_size))
         if work is None:
             continue
-        entry = Entry(state, *work, sample=state.wants_token_at(work[1]))
+        entry = Entry(state, *work, sample=state.samples_at(work[1]))
         if entry.count == 1:
             decodes.append(entry)
         elif len(state.tokens) > state.spec.prompt_len:
@@ -60,7 +47,7 @@ def choose_batch(
     return decodes + _within_budget(extends + prompts, chunk_tokens)
 
 
-def _within_budget(entries: Sequence[Entry], budget: int) -> list[Entry]:
+def _within_budget(entries: Sequence[Entry[S]], budget: int) -> list[Entry[S]]:
     """The first entries whose tokens fit in `budget`; the last one may be cut to a chunk."""
     chosen = []
     for entry in entries:

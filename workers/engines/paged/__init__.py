@@ -1,0 +1,1 @@
+"""What every engine with a paged KV pool keeps of its sequences."""
