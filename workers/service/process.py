@@ -21,6 +21,7 @@ from workers.engines.models import ModelError, resolve_model
 from workers.engines.simulated.engine import SimulatedEngine
 from workers.engines.simulated.model import SimulatedModel
 from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig
+from workers.service.front import take_port
 from workers.service.logs import log_to
 from workers.service.server import WorkerServer
 from workers.worker import Worker
@@ -95,8 +96,8 @@ class WorkerProcess:
         if config.engine not in ENGINES:
             raise StartFailed(f"engine {config.engine!r}: known are {', '.join(ENGINES)}")
         # Bound before the slow loading, so that a taken port shows at once.
-        http = bind(config.host, config.http_port)
-        bind(config.host, config.kv_port).close()
+        http = _take(config.host, config.http_port)
+        _take(config.host, config.kv_port).close()
         log.info("loading", extra={"engine": config.engine})
         engine = self._load()
         try:
@@ -151,17 +152,12 @@ class WorkerProcess:
         return await server.run(http)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket's address taken. Raises StartFailed when something else has it."""
-    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _take(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises StartFailed when something else has the port."""
     try:
-        taken.bind((host, port))
-        taken.listen(128)
+        return take_port(host, port)
     except OSError as error:
-        taken.close()
         raise StartFailed(f"port {port} on {host}: {error.strerror}") from error
-    return taken
 
 
 def read_config(path: Path) -> WorkerConfig:

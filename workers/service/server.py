@@ -6,11 +6,9 @@ import dataclasses
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-import uvicorn
 
 from transport.base import StreamId
 from transport.tcp import KVClient, KVServer
@@ -21,6 +19,7 @@ from workers.service.app import build_app
 from workers.service.config import WorkerConfig
 from workers.service.engine_thread import EngineThread
 from workers.service.exporter import Exporter
+from workers.service.front import Front
 from workers.service.importer import Importer
 from workers.service.token_streams import TokenStream, TokenStreams
 from workers.worker import Worker
@@ -82,7 +81,7 @@ class WorkerServer:
     async def run(self, http: socket.socket) -> int:
         """Serve on `http` until the end; the exit code. Raises OSError if a port is taken."""
         await self._kv.start()
-        front = _Front(build_app(self, self._secret))
+        front = Front(build_app(self, self._secret))
         self._thread.start()
         serving = asyncio.create_task(front.serve(sockets=[http]))
         beating = asyncio.create_task(self._beat())
@@ -229,28 +228,3 @@ class WorkerServer:
 
     def _export_failed(self, stream: StreamId, reason: str) -> None:
         self._thread.submit(lambda worker, now: worker.export_failed(stream, reason, now))
-
-
-class _Front(uvicorn.Server):
-    """uvicorn without its signal handlers: the process decides what a signal means."""
-
-    def __init__(self, app: Any) -> None:
-        self.up = asyncio.Event()
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=2,
-            )
-        )
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.up.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -1,0 +1,52 @@
+"""The HTTP front of a process: its port, taken before anything slow, and uvicorn behind it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+_BACKLOG = 512
+
+
+def take_port(host: str, port: int) -> socket.socket:
+    """A listening socket; who connects waits until a front serves on it. Raises OSError."""
+    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((host, port))
+        taken.listen(_BACKLOG)
+    except OSError:
+        taken.close()
+        raise
+    return taken
+
+
+class Front(uvicorn.Server):
+    """uvicorn without its signal handlers: the process decides what a signal means.
+
+    `serve(sockets=[...])` ends once `should_exit` is set; `up` is set when it answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.up = asyncio.Event()
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_keep_alive=75,  # longer than clients keep theirs: they are the ones to end
+                timeout_graceful_shutdown=2,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
