@@ -49,6 +49,7 @@ def serve(
         logs.mkdir(parents=True, exist_ok=True)
         log_to("gateway", logs / "gateway.log")
     else:
+        log_to("gateway", None)
         logging.disable(logging.INFO)
     raise typer.Exit(uvloop.run(_serve(topology, _Voice(output), logs)))
 
@@ -140,19 +141,18 @@ async def _serve(topology: Topology, voice: _Voice, logs: Path | None) -> int:
                     entering.cancel()
                     await asyncio.gather(entering, return_exceptions=True)
                     return STOPPED
-                _gateway, serving, deployment = entering.result()
+                up = entering.result()
         except LaunchFailed as error:
             print(f"cannot start: {error}", file=sys.stderr)
             return FAILED
         try:
-            voice.ready(f"http://{host}:{port}/v1", _gateway.driver.model.name)
-            await asyncio.wait(
-                {serving, stopped, deployment.failed}, return_when=asyncio.FIRST_COMPLETED
-            )
-            if deployment.failed.done():
-                print(f"stopping: {deployment.failed.result()}", file=sys.stderr)
+            voice.ready(f"http://{host}:{port}/v1", up.gateway.driver.model.name)
+            failed = up.deployment.failed
+            await asyncio.wait({up.serving, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                print(f"stopping: {failed.result()}", file=sys.stderr)
                 return FAILED
-            if serving.done() and not stopped.done():
+            if up.serving.done() and not stopped.done():
                 print("stopping: the gateway ended by itself", file=sys.stderr)
                 return FAILED
             voice.say("stopping")

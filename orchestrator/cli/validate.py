@@ -62,6 +62,8 @@ class Summary:
     route: str
     handoff: str
     codec: str
+    ttft_s: float
+    tpot_s: float
     price_per_h: float | None  # None: not every pool has a price
 
 
@@ -107,6 +109,8 @@ def summarize(file: str, topology: Topology, catalogue: Catalogue) -> Summary:
         route=topology.policy.route,
         handoff=topology.policy.handoff,
         codec=topology.policy.codec,
+        ttft_s=topology.slo.ttft_s,
+        tpot_s=topology.slo.tpot_s,
         price_per_h=sum(prices) if len(prices) == len(pools) else None,
     )
 
@@ -156,6 +160,7 @@ def _text(summary: Summary) -> str:
     lines.append(
         f"policy   route {summary.route}, handoff {summary.handoff}, codec {summary.codec}"
     )
+    lines.append(f"slo      ttft {summary.ttft_s:g} s, tpot {_ms(summary.tpot_s)}")
     if summary.price_per_h is not None:
         lines.append(f"price    {summary.price_per_h:.2f} an hour")
     return "\n".join(lines)

@@ -30,6 +30,7 @@ from workers.service.config import WorkerConfig
 WATCH_S = 1.0
 LEASE_S = 1.0
 LEASE_MOST_S = 5.0
+LEASE_TIMEOUT_S = 3.0  # below a lease, so that one stuck renewal does not cost it
 ANSWER_S = 10.0
 # Ports outside the range that the kernel gives to outgoing connections, so that nobody takes one
 # between its choice and the worker's start, or while a worker restarts.
@@ -145,7 +146,10 @@ class SiteAgent:
         self._lease_state = "not yet renewed"
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Serve the front, place or adopt the workers, watch them. Raises OSError."""
+        """Serve the front, place or adopt the workers, watch them until told to stop.
+
+        Raises OSError when the front's port is taken, and whatever a watching task failed of.
+        """
         front = _Front(self._app(), self._spec.host, self._spec.port)
         serving = asyncio.create_task(front.serve(sockets=[front.taken]))
         self._refusal = self._placer.refusal(len(self._workers))
@@ -157,15 +161,24 @@ class SiteAgent:
         else:
             self._settle()
             watching = [asyncio.create_task(self._watch(p)) for p in self._workers.values()]
-        leasing = asyncio.create_task(self._renew_lease())
+        tasks = [*watching, asyncio.create_task(self._renew_lease())]
+        for task in tasks:
+            task.add_done_callback(self._stop_if_failed)
         on_ready()
         await self._stopping.wait()
-        for task in (*watching, leasing):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*watching, leasing, return_exceptions=True)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, Exception):
+                raise outcome  # the process ends; a new agent adopts the workers
         await self._remove_all()
         front.should_exit = True
         await serving
+
+    def _stop_if_failed(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._stopping.set()
 
     # ------------------------------------------------------------ workers
 
@@ -262,34 +275,25 @@ class SiteAgent:
     # ------------------------------------------------------------ the gateway
 
     async def _renew_lease(self) -> None:
-        """Report every second; obey what comes back. A gateway that is away is tried again."""
+        """Report every second. A gateway that is away is tried again."""
         if self._spec.gateway is None:
             return
+        url = f"{self._spec.gateway}/internal/lease"
         headers = {"authorization": f"Bearer {self._secret}"}
         wait = LEASE_S
-        async with httpx.AsyncClient(headers=headers, timeout=ANSWER_S) as http:
+        async with httpx.AsyncClient(
+            headers=headers, timeout=LEASE_TIMEOUT_S, trust_env=False
+        ) as http:
             while True:
                 try:
-                    url = f"{self._spec.gateway}/internal/lease"
                     answered = await http.post(url, json=self._inventory())
                     answered.raise_for_status()
-                    commands = answered.json()
-                    self._lease_state, wait = "renewed", LEASE_S
-                except (httpx.HTTPError, ValueError) as error:
+                except httpx.HTTPError as error:
                     self._lease_state = f"{type(error).__name__}: {error}"
                     wait = min(2 * wait, LEASE_MOST_S)
                 else:
-                    await self._obey(commands)
+                    self._lease_state, wait = "renewed", LEASE_S
                 await asyncio.sleep(wait)
-
-    async def _obey(self, commands: Any) -> None:
-        if not isinstance(commands, dict):
-            return
-        names = commands.get("drain")
-        if isinstance(names, list):
-            await self._drain(names)
-        if commands.get("stop") is True:
-            self._stopping.set()
 
     def _inventory(self) -> dict[str, Any]:
         return {

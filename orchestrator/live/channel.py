@@ -3,26 +3,38 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import httpx
 import orjson
 
-from workers.api.messages import DownMessage, Feed, Resync, UpMessage
+from workers.api.messages import DownMessage, Feed, Resync, Stop, UpMessage
 from workers.api.wire import UP, WireError, decode, encode
 
 log = logging.getLogger(__name__)
 
-# The worker says something at least once a second; after this long without it is unreachable.
+# An empty post this often keeps the gateway's lease on its legs; the worker beats as often.
 RENEW_S = 1.0
+RENEW_TIMEOUT_S = 3.0  # below a lease, so that one stuck renewal does not cost it
+# A stream that lasted this long ended by accident: it is opened again at once, others with
+# back-off, so that a worker which greets and fails is not asked in a circle.
+STEADY_S = 1.0
 RECONNECT_S = 0.25
 RECONNECT_MOST_S = 2.0
-# A connection that ends this soon without a hello was refused behind the line: nobody is there.
+# So many streams in a row that end without a hello: nobody is there, also behind a line that
+# takes the connection before it knows.
 REFUSALS_TO_LOSE = 2
+CONNECT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 10.0
 CONTROL_RETRY_S = 0.2
+CONTROL_RETRY_MOST_S = 2.0
 CONTROL_GIVE_UP_S = 60.0
+POSTS_AT_ONCE = 8  # per path; what comes meanwhile travels together in the next
+MAX_LINE_BYTES = 16 << 20
+
+CONTROL, FEED = "/control", "/feed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +45,42 @@ class Place:
     tokens: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a worker's process says of itself when its token stream opens."""
+
+    worker: str
+    pid: int
+    slots: int
+    max_context: int
+    kv_total_tokens: int
+    kv_bytes_per_token: int
+
+
+def read_hello(body: Any) -> Hello:
+    """The hello in a stream's first line. Raises WireError."""
+    try:
+        info = body["info"]
+        hello = Hello(
+            worker=body["worker"],
+            pid=body["pid"],
+            slots=body["slots"],
+            max_context=info["max_context"],
+            kv_total_tokens=info["kv_total_tokens"],
+            kv_bytes_per_token=body["kv_bytes_per_token"],
+        )
+    except (KeyError, TypeError) as error:
+        raise WireError(f"not a hello: {type(error).__name__} {error}") from error
+    numbers = (hello.pid, hello.slots, hello.max_context, hello.kv_total_tokens)
+    if not all(type(n) is int and n > 0 for n in (*numbers, hello.kv_bytes_per_token)):
+        raise WireError("not a hello: its numbers must be whole and above 0")
+    return hello
+
+
 class Listener(Protocol):
     """What the channel tells the driver. All in the event loop's thread."""
 
-    def came_up(self, worker: str, hello: dict[str, Any]) -> None: ...
+    def came_up(self, worker: str, hello: Hello) -> None: ...
     def came_back(self, worker: str) -> None: ...
     def was_lost(self, worker: str, reason: str) -> None: ...
     def heard(self, worker: str, messages: list[UpMessage]) -> None: ...
@@ -47,6 +91,7 @@ class WorkerChannel:
 
     A worker is up after its first hello, back when the stream was opened again by the same
     process, and lost when it refuses, restarts or stays silent for `unreachable_s`.
+    `place` may be changed while it runs: the next connection goes there.
     """
 
     def __init__(
@@ -64,13 +109,20 @@ class WorkerChannel:
         self._gateway = gateway
         self._unreachable_s = unreachable_s
         self._listener = listener
-        headers = {"authorization": f"Bearer {secret}"}
-        limits = httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=60)
-        self._http = httpx.AsyncClient(headers=headers, limits=limits, timeout=CONTROL_TIMEOUT_S)
+        # No proxy of the environment stands between a gateway and its workers.
+        self._http = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {secret}"},
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=60),
+            timeout=CONTROL_TIMEOUT_S,
+            trust_env=False,
+        )
         self._pid: int | None = None  # of the process that said hello; None: the worker is lost
-        self._pending: dict[str, list[DownMessage]] = {"/control": [], "/feed": []}
+        self._pending: dict[str, list[DownMessage]] = {CONTROL: [], FEED: []}
         self._flush_planned = False
-        self._posts: set[asyncio.Task[None]] = set()
+        self._posts: dict[str, dict[asyncio.Task[None], list[DownMessage]]] = {
+            CONTROL: {},
+            FEED: {},
+        }
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._renew())]
 
     @property
@@ -79,15 +131,13 @@ class WorkerChannel:
 
     def send(self, message: DownMessage) -> None:
         """Deliver soon: all messages of one turn of the loop travel together."""
-        path = "/feed" if isinstance(message, Feed | Resync) else "/control"
+        path = FEED if isinstance(message, Feed | Resync) else CONTROL
         self._pending[path].append(message)
-        if not self._flush_planned:
-            self._flush_planned = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._flush_soon()
 
     async def close(self) -> None:
         """End the stream and every delivery under way."""
-        tasks = [*self._tasks, *self._posts]
+        tasks = [*self._tasks, *self._under_way()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -95,34 +145,46 @@ class WorkerChannel:
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until everything sent was delivered, at most `timeout_s`."""
-        if self._posts:
-            await asyncio.wait(self._posts, timeout=timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(self._pending.values()) or self._under_way():
+                    self._flush()
+                    await asyncio.wait(self._under_way(), return_when=asyncio.FIRST_COMPLETED)
 
     # ------------------------------------------------------------ out
+
+    def _under_way(self) -> list[asyncio.Task[None]]:
+        return [task for posts in self._posts.values() for task in posts]
+
+    def _flush_soon(self) -> None:
+        if not self._flush_planned:
+            self._flush_planned = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_planned = False
         for path, messages in self._pending.items():
-            if messages:
+            posts = self._posts[path]
+            if messages and len(posts) < POSTS_AT_ONCE:
                 self._pending[path] = []
-                self._post_soon(path, messages)
+                task = asyncio.create_task(self._post(path, messages))
+                posts[task] = messages
+                task.add_done_callback(lambda task, path=path: self._posted(path, task))
 
-    def _post_soon(self, path: str, messages: list[DownMessage]) -> None:
-        body = orjson.dumps({"messages": [encode(message) for message in messages]})
-        task = asyncio.create_task(self._post(path, body, len(messages)))
-        self._posts.add(task)
-        task.add_done_callback(self._posts.discard)
+    def _posted(self, path: str, task: asyncio.Task[None]) -> None:
+        del self._posts[path][task]
+        if self._pending[path]:
+            self._flush_soon()
 
-    async def _post(self, path: str, body: bytes, count: int) -> None:
+    async def _post(self, path: str, messages: list[DownMessage]) -> None:
         """Try until it is delivered. Feeds are not insisted on: a resync repairs their loss."""
-        base = self.place.tokens if path == "/feed" else self.place.control
-        url = f"{base}{path}?gateway={self._gateway}"
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + (CONTROL_GIVE_UP_S if path == "/control" else 0.0)
+        give_up = loop.time() + (CONTROL_GIVE_UP_S if path == CONTROL else 0.0)
+        body = orjson.dumps({"messages": [encode(message) for message in messages]})
         wait = CONTROL_RETRY_S
         while True:
             try:
-                answer = await self._http.post(url, content=body)
+                answer = await self._http.post(self._url(path), content=body)
             except httpx.HTTPError as error:
                 reason = type(error).__name__
             else:
@@ -137,94 +199,127 @@ class WorkerChannel:
             if loop.time() + wait > give_up:
                 log.warning(
                     "messages not delivered",
-                    extra={"worker": self.worker, "count": count, "reason": reason},
+                    extra={"worker": self.worker, "count": len(messages), "reason": reason},
                 )
                 return
             await asyncio.sleep(wait)
-            wait = min(2 * wait, 2.0)
+            wait = min(2 * wait, CONTROL_RETRY_MOST_S)
+
+    def _url(self, path: str) -> str:
+        base = self.place.tokens if path == FEED else self.place.control
+        return f"{base}{path}?gateway={self._gateway}"
 
     async def _renew(self) -> None:
-        """An empty post each second keeps this gateway's lease on its legs."""
+        """Keep this gateway's lease on its legs, whatever else is under way or stuck."""
         while True:
             await asyncio.sleep(RENEW_S)
-            if self.up and not self._posts:
-                self._post_soon("/feed", [])
+            if self.up:
+                # Lost or late, it is one of several that fit into a lease; the stream judges.
+                with contextlib.suppress(httpx.HTTPError):
+                    await self._http.post(
+                        self._url(FEED), content=b'{"messages":[]}', timeout=RENEW_TIMEOUT_S
+                    )
 
     # ------------------------------------------------------------ in
 
     async def _read(self) -> None:
+        """Open the stream again and again; say when the worker is lost."""
         refusals = 0
         wait = RECONNECT_S
         loop = asyncio.get_running_loop()
-        broken_at: float | None = None
+        unheard_since = loop.time()
         while True:
-            greeted = False
+            opened_at, greeted = loop.time(), False
             reason = "its token stream ended"
             try:
-                async for _ in self._stream():
-                    greeted = True
-                    refusals, wait, broken_at = 0, RECONNECT_S, None
+                async with contextlib.aclosing(self._lines()) as lines:
+                    async for line in lines:
+                        self._take(line, greeted)
+                        greeted, refusals = True, 0
+            except httpx.ConnectTimeout:
+                reason = f"no connection within {CONNECT_TIMEOUT_S:g} s"
             except httpx.TimeoutException:
                 reason = f"silent for {self._unreachable_s:g} s"
                 refusals = REFUSALS_TO_LOSE
             except httpx.HTTPError as error:
                 reason = f"not reachable ({type(error).__name__})"
-            except (WireError, orjson.JSONDecodeError) as error:
+            except WireError as error:
                 reason = f"its token stream is not readable: {error}"
                 log.error("token stream", extra={"worker": self.worker, "reason": reason})
-            if not greeted:
+            except Exception:
+                # Whatever it was: a channel that no longer reads would lose the worker in silence.
+                reason = "its token stream met a defect of the gateway"
+                log.exception("token stream", extra={"worker": self.worker})
+            if greeted:
+                unheard_since = loop.time()
+            else:
                 refusals += 1
-            broken_at = loop.time() if broken_at is None else broken_at
-            late = loop.time() - broken_at >= self._unreachable_s
+            late = loop.time() - unheard_since >= self._unreachable_s
             if self.up and (refusals >= REFUSALS_TO_LOSE or late):
                 self._lose(reason)
-            if not greeted or refusals:
+            if greeted and loop.time() - opened_at >= STEADY_S:
+                wait = RECONNECT_S
+            else:
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, RECONNECT_MOST_S)
 
-    async def _stream(self) -> Any:
-        """Read one stream to its end; yields True once it has greeted."""
-        url = f"{self.place.tokens}/tokens"
-        timeout = httpx.Timeout(self._unreachable_s, connect=CONTROL_TIMEOUT_S)
+    async def _lines(self) -> AsyncIterator[bytes]:
+        """The lines of one stream, to its end. Raises httpx.HTTPError, WireError."""
+        timeout = httpx.Timeout(self._unreachable_s, connect=CONNECT_TIMEOUT_S)
         async with self._http.stream(
-            "GET", url, params={"gateway": self._gateway}, timeout=timeout
+            "GET",
+            f"{self.place.tokens}/tokens",
+            params={"gateway": self._gateway},
+            timeout=timeout,
         ) as response:
             if response.status_code != 200:
                 raise httpx.RemoteProtocolError(f"status {response.status_code}")
             rest = b""
             async for chunk in response.aiter_raw():
                 *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > MAX_LINE_BYTES:
+                    raise WireError(f"a line is longer than {MAX_LINE_BYTES} bytes")
                 for line in lines:
-                    self._line(orjson.loads(line))
-                    yield True
+                    yield line
 
-    def _line(self, body: Any) -> None:
-        hello = body.get("hello")
-        if hello is not None:
-            self._greet(hello)
-            return
-        self._listener.heard(self.worker, [decode(m, UP) for m in body.get("messages", ())])
+    def _take(self, line: bytes, greeted: bool) -> None:
+        """Tell the listener of one line; the first must be the hello. Raises WireError."""
+        try:
+            body = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise WireError(f"not JSON: {error}") from error
+        messages = body.get("messages") if isinstance(body, dict) else None
+        if not greeted:
+            self._greet(read_hello(body.get("hello") if isinstance(body, dict) else None))
+        elif isinstance(messages, list):
+            self._listener.heard(self.worker, [decode(message, UP) for message in messages])
+        else:
+            raise WireError('a line must be {"messages": [...]}')
 
-    def _greet(self, hello: dict[str, Any]) -> None:
-        if hello.get("worker") != self.worker:
-            raise WireError(f"{hello.get('worker')!r} answered in place of {self.worker!r}")
-        pid = int(hello["pid"])
-        if self._pid == pid:
+    def _greet(self, hello: Hello) -> None:
+        if hello.worker != self.worker:
+            raise WireError(f"{hello.worker!r} answered in place of {self.worker!r}")
+        if self._pid == hello.pid:
             self._listener.came_back(self.worker)
             return
-        if self._pid is not None:
-            self._listener.was_lost(self.worker, "it restarted")
-        self._pid = pid
+        if self.up:
+            self._lose("it restarted")
+        self._pid = hello.pid
         self._listener.came_up(self.worker, hello)
 
     def _lose(self, reason: str) -> None:
+        """Forget what was meant for the lost process, but for the stops: they free memory."""
         self._pid = None
-        for task in self._posts:
-            task.cancel()
+        for path, posts in self._posts.items():
+            waiting = [message for messages in posts.values() for message in messages]
+            waiting += self._pending[path]
+            self._pending[path] = [message for message in waiting if isinstance(message, Stop)]
+            for task in posts:
+                task.cancel()
+        self._flush_soon()
         self._listener.was_lost(self.worker, reason)
 
 
 async def close_all(channels: list[WorkerChannel]) -> None:
     """Close several channels together."""
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.gather(*(channel.close() for channel in channels))
+    await asyncio.gather(*(channel.close() for channel in channels))

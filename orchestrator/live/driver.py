@@ -1,7 +1,6 @@
 """The live driver: gives the pure core a clock and sockets, and its answers to the clients."""
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import secrets
@@ -10,7 +9,7 @@ from typing import Any, Protocol, Self
 
 from orchestrator.lifecycle.machine import Machine
 from orchestrator.lifecycle.request import StopWatch
-from orchestrator.live.channel import Place, WorkerChannel, close_all
+from orchestrator.live.channel import Hello, Place, WorkerChannel, close_all
 from orchestrator.live.openai.service import ModelCard, Tokenizer
 from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish, Send
 from orchestrator.state.config import CoreConfig
@@ -33,6 +32,8 @@ log = logging.getLogger(__name__)
 
 # At the end: how long the last stops may take to be delivered.
 FAREWELL_S = 2.0
+SHUTTING_DOWN = "the service is shutting down"
+FORGOTTEN = "the request met a defect of the gateway"
 
 
 class Metrics(Protocol):
@@ -56,7 +57,7 @@ class Member:
     pool: str
     roles: frozenset[Role]
     channel: WorkerChannel
-    hello: dict[str, Any] | None = None  # None: not up
+    hello: Hello | None = None  # None: not up
     load: Load | None = None
     draining: bool = False
 
@@ -122,25 +123,27 @@ class Driver:
         self._addresses = addresses
         self._secret = secret
         self._metrics = metrics
-        self._needed = needed
+        self._awaited = set(needed)  # of the topology's workers, those that never were up yet
         self._record = record
         self._clients: dict[str, ClientStream] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._ids = 0
+        self._closing = False
 
     # ------------------------------------------------------------ what the HTTP surface asks
 
     def ready(self) -> str | None:
-        """Ready once every worker of the topology has been up, and while one can prefill."""
-        missing = sorted(self._needed - self._up_once())
-        if missing:
-            return f"waiting for workers: {', '.join(missing)}"
-        up = [m for m in self.members.values() if m.hello is not None and not m.draining]
-        if not any(Role.PREFILL in m.roles for m in up):
-            return "no worker that prefills is up"
-        if not any(Role.MAIN in m.roles for m in up):
-            return "no worker that decodes is up"
+        """Ready once every worker of the topology has been up, and while one of them is.
+
+        After that any live worker may serve, whatever its role: the core knows which can.
+        """
+        if self._closing:
+            return SHUTTING_DOWN
+        if self._awaited:
+            return f"waiting for workers: {', '.join(sorted(self._awaited))}"
+        if not any(m.hello is not None and not m.draining for m in self.members.values()):
+            return "no worker is up"
         return None
 
     def submit(self, arrived: Arrived) -> ClientStream:
@@ -181,13 +184,10 @@ class Driver:
             "pool": member.pool,
             "roles": sorted(member.roles),
             "state": state,
-            "pid": member.hello["pid"] if member.hello else None,
+            "pid": member.hello.pid if member.hello else None,
             "control": member.channel.place.control,
             "load": dataclasses.asdict(member.load) if member.load else None,
         }
-
-    def _up_once(self) -> set[str]:
-        return {name for name, m in self.members.items() if m.load is not None}
 
     # ------------------------------------------------------------ clients
 
@@ -249,36 +249,32 @@ class Driver:
 
     async def close(self) -> None:
         """Cancel every request, deliver the last stops, close the channels."""
-        for request in list(self._clients):
-            fail = Fail(request=request, failure=Failure.UNAVAILABLE, message="shutting down")
-            self._clients[request].put(fail)
+        self._closing = True
+        for request, client in list(self._clients.items()):
+            client.put(Fail(request=request, failure=Failure.UNAVAILABLE, message=SHUTTING_DOWN))
             self.leave(request)
+        channels = [member.channel for member in self.members.values()]
+        await asyncio.gather(*(channel.settled(FAREWELL_S) for channel in channels))
+        await close_all(channels)
         if self._timer is not None:
             self._timer.cancel()
-        channels = [member.channel for member in self.members.values()]
-        await asyncio.sleep(0)  # lets the channels flush what was sent in this turn
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
-                await asyncio.gather(*(channel.settled(FAREWELL_S) for channel in channels))
-        await close_all(channels)
 
     # ------------------------------------------------------------ what channels tell
 
-    def came_up(self, worker: str, hello: dict[str, Any]) -> None:
+    def came_up(self, worker: str, hello: Hello) -> None:
         member = self.members[worker]
-        info = hello["info"]
         member.hello = hello
-        log.info("worker up", extra={"worker": worker, "pid": hello["pid"]})
+        log.info("worker up", extra={"worker": worker, "pid": hello.pid})
         self.tell(
             WorkerUp(
                 worker=worker,
                 site=member.site,
                 pool=member.pool,
                 roles=member.roles,
-                slots=hello["slots"],
-                max_context=info["max_context"],
-                kv_total_tokens=info["kv_total_tokens"],
-                kv_bytes_per_token=hello["kv_bytes_per_token"],
+                slots=hello.slots,
+                max_context=hello.max_context,
+                kv_total_tokens=hello.kv_total_tokens,
+                kv_bytes_per_token=hello.kv_bytes_per_token,
             )
         )
         if member.draining:
@@ -289,7 +285,8 @@ class Driver:
 
     def was_lost(self, worker: str, reason: str) -> None:
         log.warning("worker lost", extra={"worker": worker, "reason": reason})
-        self.members[worker].hello = None
+        self.members[worker].hello = self.members[worker].load = None
+        self._metrics.forget(worker)
         self.tell(WorkerLost(worker=worker, reason=reason))
 
     def heard(self, worker: str, messages: list[UpMessage]) -> None:
@@ -297,6 +294,7 @@ class Driver:
             if isinstance(message, Load):
                 member = self.members[worker]
                 member.load = message
+                self._awaited.discard(worker)
                 self._metrics.load(worker, member.site, member.pool, message)
             self.tell(Heard(worker=worker, message=message))
 
@@ -313,9 +311,17 @@ class Driver:
             # A defect must not take the other requests with it, nor the stream that told us.
             log.exception("the core failed", extra={"kind": type(event).__name__})
             actions = self.machine.abandon()
+            self._fail_forgotten(actions)
         for action in actions:
             self._act(action)
         self._set_timer()
+
+    def _fail_forgotten(self, actions: list[Action]) -> None:
+        """A client whose request the core no longer has must be told of its end."""
+        told = {action.request for action in actions if isinstance(action, Finish | Fail)}
+        for request in self._clients.keys() - self.machine.requests.keys() - told:
+            failure = Failure.INTERNAL
+            actions.append(Fail(request=request, failure=failure, message=FORGOTTEN))
 
     def _act(self, action: Action) -> None:
         if isinstance(action, Send):

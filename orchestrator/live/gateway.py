@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from orchestrator.errors import UserError
 from orchestrator.live.directory import Directory
@@ -39,6 +39,7 @@ from workers.service.app import BearerOnly, answer, read_body
 
 log = logging.getLogger(__name__)
 
+BACKLOG = 512
 CODECS = {"lossless": "zstd", "raw": "raw"}
 READY_CHECK_S = 0.1
 INTERNAL = "/internal/"
@@ -69,26 +70,39 @@ def core_config(topology: Topology, gateway: str) -> CoreConfig:
 
 
 def read_card(name: str, directory: Path) -> ModelCard:
-    """What clients are told of the model, from its own files."""
-    config = json.loads((directory / "config.json").read_text())
-    generation = directory / "generation_config.json"
-    told = json.loads(generation.read_text()) if generation.is_file() else {}
-    text = config.get("text_config", config)
-    ends = told.get("eos_token_id", config.get("eos_token_id", text.get("eos_token_id")))
+    """What clients are told of the model, from its own files. Raises UserError."""
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True).get_text_config()
+        generation = directory / "generation_config.json"
+        told = json.loads(generation.read_text()) if generation.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"model {name!r}: {one_line(error)}") from error
+    max_context = getattr(config, "max_position_embeddings", None)
+    if max_context is None:
+        raise UserError(f"model {name!r}: its config names no max_position_embeddings")
+    ends = told.get("eos_token_id", config.eos_token_id)
     stop_ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
     return ModelCard(
         name=Path(name).name,
-        max_context=text["max_position_embeddings"],
-        vocab_size=text["vocab_size"],
+        max_context=max_context,
+        vocab_size=config.vocab_size,
         created=int(directory.stat().st_mtime),
         stop_ids=tuple(stop_ids),
     )
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
-    """The model's fast tokenizer."""
-    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+def load_tokenizer(name: str, directory: Path) -> Tokenizer:
+    """The model's fast tokenizer. Raises UserError."""
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # tokenizers raises bare ones of its own
+        raise UserError(f"model {name!r}: its tokenizer: {one_line(error)}") from error
     return tokenizer
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, for people."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def read_api_keys(topology: Topology) -> frozenset[str] | None:
@@ -110,6 +124,8 @@ def take_port(host: str, port: int) -> socket.socket:
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         taken.bind((host, port))
+        # From here on agents may connect; they are answered as soon as the gateway serves.
+        taken.listen(BACKLOG)
     except OSError as error:
         taken.close()
         reason = error.strerror or str(error)
@@ -147,6 +163,7 @@ class Gateway:
             needed=expected_workers(topology),
             record=record,
         )
+        metrics.watch_core(self.driver.machine.ctx.counts)
         for link in topology.links:
             a, b = link.between
             self.driver.measured(a, b, 2 * link.delay_s, link.rate_bytes_per_s)
@@ -161,7 +178,9 @@ class Gateway:
         watching = asyncio.create_task(self.roster.watch())
         stopping = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([serving, watching, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                await watching  # it never ends but by a failure
         finally:
             for task in (watching, stopping):
                 task.cancel()
@@ -173,13 +192,9 @@ class Gateway:
         """Wait until requests can be served; what is missing when that takes too long."""
         deadline = time.monotonic() + timeout_s
         while (missing := self.driver.ready()) is not None:
-            failed = [
-                f"{name} {what}"
-                for name, what in self.roster.problems().items()
-                if what.startswith("failed")
-            ]
+            failed = self.roster.failures()
             if failed:
-                return "; ".join(failed)
+                return "; ".join(f"worker {name}: {why}" for name, why in failed.items())
             if time.monotonic() > deadline:
                 return missing
             await asyncio.sleep(READY_CHECK_S)
@@ -191,12 +206,13 @@ def _internal_app(roster: Roster, secret: str) -> Starlette:
 
     async def lease(request: Request) -> Response:
         try:
-            return answer(await roster.renew(await read_body(request)))
+            await roster.renew(await read_body(request))
         except (LeaseRefused, WireError) as error:
             return answer({"error": str(error)}, 400)
         except LineError as error:
             log.error("line", extra={"reason": str(error)})
             return answer({"error": str(error)}, 503)
+        return answer({"renewed": True})
 
     return Starlette(
         routes=[Route(f"{INTERNAL}lease", lease, methods=["POST"])],

@@ -159,7 +159,7 @@ class Deployment:
     async def inventory(self, site: str) -> dict[str, Any]:
         """What a site's agent knows. Raises httpx.HTTPError."""
         headers = {"authorization": f"Bearer {self._secret}"}
-        async with httpx.AsyncClient(headers=headers, timeout=5.0) as http:
+        async with httpx.AsyncClient(headers=headers, timeout=5.0, trust_env=False) as http:
             answered = await http.get(f"http://{self.agents[site]}/inventory")
             answered.raise_for_status()
             return answered.json()

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 import uvloop
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError
 
 from orchestrator.live.agent import Description, Phase, SiteAgent, SiteSpec, Unavailable
 from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig
@@ -76,7 +76,7 @@ class RayHandle:
 async def _answered(reference: Any) -> Any:
     try:
         return await asyncio.wrap_future(reference.future())
-    except RayActorError as error:
+    except RayError as error:
         lines = str(error).strip().splitlines()
         raise Unavailable(lines[0] if lines else "its process is gone") from error
 

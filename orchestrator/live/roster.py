@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from orchestrator.live.agent import WorkerState
 from orchestrator.live.directory import Directory
 from orchestrator.live.driver import Driver
 from orchestrator.topology.schema import Topology
@@ -13,10 +15,35 @@ from workers.api.messages import Role
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+ADDRESS = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}")
+
+T = TypeVar("T")
 
 
 class LeaseRefused(Exception):
     """An agent's report that makes no sense; the text is one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """One worker as its agent tells of it; `http` and `kv` are "host:port"."""
+
+    name: str
+    pool: str
+    roles: frozenset[Role]
+    state: WorkerState
+    reason: str | None
+    http: str
+    kv: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What an agent posts with each renewal of its site's lease."""
+
+    site: str
+    agent_epoch: int
+    workers: dict[str, WorkerReport]
 
 
 @dataclass(slots=True)
@@ -25,12 +52,16 @@ class SiteLease:
 
     epoch: int
     until: float
-    lapsed: bool = False
-    workers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lapsed: bool
+    workers: dict[str, WorkerReport]
 
 
 class Roster:
-    """Keeps the driver's members in step with what the agents report."""
+    """Keeps the driver's members in step with what the agents report.
+
+    A site whose agent is silent for `lease_s` drains: its workers get no new legs, the running
+    ones go on. The next renewal ends that.
+    """
 
     def __init__(self, topology: Topology, driver: Driver, directory: Directory) -> None:
         self._topology = topology
@@ -38,53 +69,47 @@ class Roster:
         self._directory = directory
         self._lease_s = topology.policy.deadlines.lease_s
         self._sites: dict[str, SiteLease] = {}
-        self._drained: set[str] = set()
         self._changing = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
 
-    def problems(self) -> dict[str, str]:
-        """Workers that are not up, with their agent's reason."""
+    def failures(self) -> dict[str, str]:
+        """Workers that their agents have given up, with the reasons."""
         return {
-            name: f"{report['state']}: {report['reason']}" if report["reason"] else report["state"]
+            name: worker.reason or "no reason given"
             for lease in self._sites.values()
-            for name, report in lease.workers.items()
-            if report["state"] != "up"
+            for name, worker in lease.workers.items()
+            if worker.state is WorkerState.FAILED
         }
 
-    def drain(self, names: list[str]) -> None:
-        """Workers that their agents shall drain; told with the next lease."""
-        self._drained.update(names)
-        for name in names:
-            self._driver.drain(name)
-
-    async def renew(self, report: Any) -> dict[str, Any]:
-        """Take an agent's report; the answer holds its orders. Raises LeaseRefused, LineError."""
-        site, epoch, workers = _read(report)
+    async def renew(self, body: Any) -> None:
+        """Take an agent's report. Raises LeaseRefused, LineError."""
+        report = read_report(body)
+        site = report.site
         if site not in self._topology.sites:
             known = ", ".join(sorted(self._topology.sites))
             raise LeaseRefused(f"no site {site!r} in the topology; there are {known}")
         async with self._changing:
             lease = self._sites.get(site)
-            if lease is not None and epoch < lease.epoch:
+            if lease is not None and report.agent_epoch < lease.epoch:
                 raise LeaseRefused(f"a newer agent of {site} holds the lease")
-            if lease is None:
-                lease = self._sites[site] = SiteLease(epoch=epoch, until=0.0)
-            lease.epoch, lease.until = epoch, self._loop.time() + self._lease_s
-            gone = lease.workers.keys() - workers.keys()
-            lease.workers = workers
-            if lease.lapsed:
-                lease.lapsed = False
+            if lease is not None and lease.lapsed:
                 log.info("lease renewed again", extra={"site": site})
+            gone = [] if lease is None else lease.workers.keys() - report.workers.keys()
+            self._sites[site] = SiteLease(
+                epoch=report.agent_epoch,
+                until=self._loop.time() + self._lease_s,
+                lapsed=False,
+                workers=report.workers,
+            )
             for name in gone:
                 await self._driver.remove(name)
-            for name, worker in workers.items():
-                await self._follow(site, name, worker)
-        return {"drain": sorted(self._drained & workers.keys())}
+            for worker in report.workers.values():
+                await self._follow(site, worker)
 
     async def watch(self) -> None:
         """Look after the leases for ever."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(min(LOOK_S, self._lease_s / 4))
             now = self._loop.time()
             for site, lease in self._sites.items():
                 if not lease.lapsed and now >= lease.until:
@@ -93,19 +118,22 @@ class Roster:
                     for name in lease.workers:
                         self._driver.drain(name)
 
-    async def _follow(self, site: str, name: str, worker: dict[str, Any]) -> None:
-        state = worker["state"]
-        if state in ("failed", "drained"):
-            await self._driver.remove(name)
-            return
-        if state in ("up", "draining"):
-            place = await self._directory.add(name, site, worker["http"], worker["kv"])
-            roles = frozenset(Role(role) for role in worker["roles"])
-            self._driver.join(name, site, worker["pool"], roles, place)
-        if state == "draining" or name in self._drained:
-            self._driver.drain(name)
-        elif state == "up":
-            self._driver.revive(name)
+    async def _follow(self, site: str, worker: WorkerReport) -> None:
+        """Bring the driver's member to the state that its agent reports."""
+        if worker.state in LEFT:
+            await self._driver.remove(worker.name)
+        elif worker.state in REACHABLE:
+            place = await self._directory.add(worker.name, site, worker.http, worker.kv)
+            self._driver.join(worker.name, site, worker.pool, worker.roles, place)
+            if worker.state is WorkerState.DRAINING:
+                self._driver.drain(worker.name)
+            else:
+                self._driver.revive(worker.name)
+        # Starting or restarting: its token stream says sooner than the agent what becomes of it.
+
+
+LEFT = {WorkerState.FAILED, WorkerState.DRAINED}
+REACHABLE = {WorkerState.UP, WorkerState.DRAINING}
 
 
 def expected_workers(topology: Topology) -> frozenset[str]:
@@ -118,16 +146,43 @@ def expected_workers(topology: Topology) -> frozenset[str]:
     )
 
 
-_FIELDS = {"name", "pool", "roles", "state", "reason", "http", "kv"}
+def read_report(body: Any) -> Report:
+    """An agent's report from JSON. Raises LeaseRefused, whose text names the field."""
+    site, epoch = _field(body, "site", str), _field(body, "agent_epoch", int)
+    workers = [_read_worker(worker) for worker in _field(body, "workers", list)]
+    for worker in workers:
+        if not worker.name.startswith(f"{site}/{worker.pool}/"):
+            raise LeaseRefused(f"name: {worker.name!r} is no worker of {site}/{worker.pool}")
+    return Report(site=site, agent_epoch=epoch, workers={w.name: w for w in workers})
 
 
-def _read(report: Any) -> tuple[str, int, dict[str, dict[str, Any]]]:
+def _read_worker(body: Any) -> WorkerReport:
+    reason = body.get("reason") if isinstance(body, dict) else None
     try:
-        site, epoch = report["site"], report["agent_epoch"]
-        workers = {worker["name"]: worker for worker in report["workers"]}
-        missing = [field for w in workers.values() for field in _FIELDS - w.keys()]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise LeaseRefused(f"not a lease report: {type(error).__name__} {error}") from error
-    if missing or not isinstance(site, str) or not isinstance(epoch, int):
-        raise LeaseRefused(f"not a lease report: missing {', '.join(sorted(set(missing)))}")
-    return site, epoch, workers
+        roles = frozenset(Role(role) for role in _field(body, "roles", list))
+        state = WorkerState(_field(body, "state", str))
+    except ValueError as error:
+        raise LeaseRefused(f"workers: {error}") from error
+    return WorkerReport(
+        name=_field(body, "name", str),
+        pool=_field(body, "pool", str),
+        roles=roles,
+        state=state,
+        reason=reason if isinstance(reason, str) else None,
+        http=_address(body, "http"),
+        kv=_address(body, "kv"),
+    )
+
+
+def _field(body: Any, key: str, kind: type[T]) -> T:
+    value = body.get(key) if isinstance(body, dict) else None
+    if type(value) is not kind:
+        raise LeaseRefused(f"{key}: missing, or not of type {kind.__name__}")
+    return value
+
+
+def _address(body: Any, key: str) -> str:
+    address = _field(body, key, str)
+    if not ADDRESS.fullmatch(address):
+        raise LeaseRefused(f"{key}: {address!r} is not host:port")
+    return address

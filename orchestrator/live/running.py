@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import UserError
@@ -16,10 +16,33 @@ from orchestrator.topology.schema import Topology
 from workers.engines.models import ModelError, Progress, resolve_model
 from workers.service.config import SECRET_ENV
 
-log = logging.getLogger(__name__)
+READY_S = 60.0  # from the last worker up to its first word at the gateway
 
-READY_S = 60.0
-BACKLOG = 512
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """What is up: `serving` is the gateway's task and ends only by a failure."""
+
+    gateway: Gateway
+    serving: "asyncio.Task[None]"
+    deployment: Deployment
+
+
+def check_startable(topology: Topology) -> None:
+    """Raise UserError for what a good file may say but this machine cannot start."""
+    for site_name, site in topology.sites.items():
+        where = f"sites.{site_name}"
+        if site.launch == "agent":
+            raise UserError(
+                f"{where}.launch: agents that dial in are not supported yet; "
+                "pdd serve can only start sites with launch: local"
+            )
+        for pool_name, pool in site.pools.items():
+            if pool.engine == "torch" and pool.parallel > 1:
+                raise UserError(
+                    f"{where}.pools.{pool_name}.parallel: the torch engine runs one worker on one "
+                    f"chip, got {pool.parallel}; leave it out"
+                )
 
 
 @contextlib.asynccontextmanager
@@ -30,22 +53,21 @@ async def running(
     model_progress: Progress,
     log_dir: Path | None = None,
     record: Callable[[float, Event], None] | None = None,
-) -> AsyncIterator[tuple[Gateway, asyncio.Task[None], Deployment]]:
+) -> AsyncIterator[Running]:
     """Bring everything up, yield when requests can be served, end everything.
 
-    Yields the gateway, its serving task (it ends only by a failure) and the deployment. Raises
-    UserError for what the user can mend, LaunchFailed for what did not come up.
+    Raises UserError for what the user can mend, before anything was started where that can be
+    known, and LaunchFailed for what did not come up.
     """
-    host, port = topology.gateway.host, topology.gateway.port
+    check_startable(topology)
     api_keys = read_api_keys(topology)
+    host, port = topology.gateway.host, topology.gateway.port
     with contextlib.closing(take_port(host, port)) as listening:
-        # From here on agents may connect; they are answered as soon as the gateway serves.
-        listening.listen(BACKLOG)
         try:
             directory = await asyncio.to_thread(resolve_model, topology.model, model_progress)
         except ModelError as error:
             raise UserError(str(error)) from error
-        card = read_card(topology.model, directory)
+        card = await asyncio.to_thread(read_card, topology.model, directory)
         # Given by those who must talk to workers themselves; else nobody needs to know it.
         secret = os.environ.get(SECRET_ENV) or secrets.token_hex(32)
         deployment = Deployment(
@@ -56,14 +78,14 @@ async def running(
             progress=progress,
             log_dir=log_dir,
         )
-        reading = asyncio.create_task(asyncio.to_thread(load_tokenizer, directory))
-        stop = asyncio.Event()
+        tokenizer = await asyncio.to_thread(load_tokenizer, topology.model, directory)
         try:
             await deployment.start()
+            stop = asyncio.Event()
             gateway = Gateway(
                 topology,
                 card=card,
-                tokenizer=await reading,
+                tokenizer=tokenizer,
                 directory=deployment.directory,
                 secret=secret,
                 api_keys=api_keys,
@@ -74,10 +96,9 @@ async def running(
                 problem = await gateway.ready(READY_S)
                 if problem is not None:
                     raise LaunchFailed(problem)
-                yield gateway, serving, deployment
+                yield Running(gateway=gateway, serving=serving, deployment=deployment)
             finally:
                 stop.set()
                 await serving
         finally:
-            reading.cancel()
             await deployment.stop()

@@ -1,7 +1,10 @@
 """A gateway's metrics in one registry of its own."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from orchestrator.metrics.core import CoreEvents
 from orchestrator.metrics.requests import RequestMetrics
 from orchestrator.metrics.workers import WorkerMetrics
 
@@ -15,6 +18,10 @@ class Metrics:
         self._registry = registry
         self.requests = RequestMetrics(registry)
         self.workers = WorkerMetrics(registry)
+
+    def watch_core(self, counts: Mapping[str, int]) -> None:
+        """Show the core's counts from now on."""
+        self._registry.register(CoreEvents(counts))
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -33,6 +33,7 @@ class RequestMetrics:
         self.prompt_tokens = tokens.labels("prompt")
         self.completion_tokens = tokens.labels("completion")
         self.relay_tokens = counter("relay_tokens", "Tokens that a relay decoded")
+        self.handoffs = counter("handoffs", "Requests that main took over from a relay")
         self.recoveries = counter("recoveries", "Legs lost or failed and replaced")
         kv_bytes = counter("kv_bytes", "KV moved, before and after coding", "kind")
         self.kv_bytes_raw = kv_bytes.labels("raw")
@@ -96,6 +97,8 @@ class RequestMeter:
                 histogram.observe(value)
         m.relay_tokens.inc(summary.relay_tokens)
         m.recoveries.inc(summary.recoveries)
+        if summary.handoff_index is not None:
+            m.handoffs.inc()
         m.kv_bytes_raw.inc(summary.kv_bytes_raw)
         m.kv_bytes_wire.inc(summary.kv_bytes_wire)
 

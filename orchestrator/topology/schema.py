@@ -79,7 +79,12 @@ class Simulate(Strict):
 
 
 class Pool(Strict):
-    """Chips of one kind in one site; each instance is one worker over `parallel` chips."""
+    """Chips of one kind in one site; each instance is one worker over `parallel` chips.
+
+    With `launch: local` chips are labels and an instance is one process. `chip`, `count`,
+    `parallel`, `scale_up` and `price` describe hardware: the rules between the parts of a file
+    and `pdd validate` read them, no running worker does.
+    """
 
     chip: str
     count: Positive = 1
@@ -137,7 +142,10 @@ class Gateway(Strict):
 
 
 class Slo(Strict):
-    """What users should get: time to the first token, and time per token after it."""
+    """What users should get: time to the first token, and time per token after it.
+
+    A goal to plan for: `pdd validate` shows it, no request is refused for it.
+    """
 
     ttft_s: PositiveSeconds = Field(default=2.0, alias="ttft")
     tpot_s: PositiveSeconds = Field(default=0.05, alias="tpot")
@@ -158,7 +166,8 @@ class Deadlines(Strict):
     cut_s: PositiveSeconds = Field(default=_CORE.cut, alias="cut")
     request_s: PositiveSeconds = Field(default=_CORE.request, alias="request")
     hold_s: PositiveSeconds = Field(default=120.0, alias="hold")  # KV that nobody has asked for yet
-    lease_s: PositiveSeconds = Field(default=10.0, alias="lease")  # a leg whose gateway is silent
+    # A leg whose gateway is silent is freed, a site whose agent is silent drains.
+    lease_s: PositiveSeconds = Field(default=10.0, ge=5.0, alias="lease")
 
 
 class Policy(Strict):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from starlette.routing import Route
 
 from orchestrator.live.agent import PORTS, Description, Phase, SiteAgent, SiteSpec, Unavailable
 from orchestrator.live.ray_site import refusal
+from orchestrator.live.roster import read_report
 from workers.api.messages import Role
 from workers.service.config import WorkerConfig
 
@@ -146,20 +148,19 @@ async def running(told: SiteSpec, nodes: Nodes) -> AsyncIterator[Site]:
 
 
 class Gateway:
-    """Hears leases and answers what the test says."""
+    """Hears leases."""
 
     def __init__(self) -> None:
         self.port = free_port()
         self.leases: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
-        self.orders: dict[str, Any] = {}
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         async def lease(request: Request) -> JSONResponse:
             self.keys.add(request.headers.get("authorization"))
             self.leases.append(await request.json())
-            return JSONResponse(self.orders)
+            return JSONResponse({})
 
         app = Starlette(routes=[Route("/internal/lease", lease, methods=["POST"])])
         config = uvicorn.Config(app, port=self.port, log_config=None, lifespan="off")
@@ -266,7 +267,7 @@ def test_a_new_agent_adopts_the_workers_that_run():
     asyncio.run(scenario())
 
 
-def test_the_lease_is_renewed_and_its_orders_are_obeyed():
+def test_the_lease_is_renewed_and_tells_of_every_worker():
     async def scenario() -> None:
         nodes, gateway = Nodes(), Gateway()
         async with (
@@ -275,18 +276,47 @@ def test_the_lease_is_renewed_and_its_orders_are_obeyed():
         ):
             await site.until_states("up", "up")
             lease = await gateway.next_lease()
-            assert lease["site"] == "hami"
-            assert [w["name"] for w in lease["workers"]] == ["hami/p/0", "hami/p/1"]
+            report = read_report(lease)
+            assert (report.site, list(report.workers)) == ("hami", ["hami/p/0", "hami/p/1"])
             assert gateway.keys == {KEY["authorization"]}
-            gateway.orders = {"drain": ["hami/p/1", "stranger"]}
+
+    asyncio.run(scenario())
+
+
+def test_drain_and_stop():
+    async def scenario() -> None:
+        nodes = Nodes()
+        async with running(spec(), nodes) as site:
+            await site.until_states("up", "up")
+            assert (await site.post("/drain", {"workers": ["hami/p/1"]})).status_code == 200
             await site.until_states("up", "draining")
             drained = nodes.workers["hami/p/1"]
-            assert drained.drains >= 1
+            assert drained.drains == 1
             drained.phase = Phase.ENDED
             await site.until_states("up", "drained")
             assert drained.removed
-            gateway.orders = {"stop": True}
+            assert not nodes.workers["hami/p/0"].removed
+            assert (await site.post("/stop")).status_code == 200
             await eventually(lambda: nodes.workers["hami/p/0"].removed)
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_cannot_watch_any_more_ends_with_the_cause():
+    """Its process ends by it, and the agent that follows adopts the workers."""
+
+    class Broken(ScriptedWorker):
+        async def describe(self) -> Description:
+            raise LookupError("a defect")
+
+    async def scenario() -> None:
+        nodes = Nodes()
+        told = spec()
+        nodes.workers["hami/p/0"] = Broken(told.workers[0])
+        with pytest.raises(LookupError, match="a defect"):
+            async with asyncio.timeout(5.0):
+                await SiteAgent(told, nodes, SECRET).run(lambda: None)
+        assert not nodes.workers["hami/p/1"].removed
 
     asyncio.run(scenario())
 

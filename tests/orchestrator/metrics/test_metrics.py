@@ -1,6 +1,7 @@
 """What each action and each Load message does to the scraped text."""
 
 import re
+from collections import Counter
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -82,6 +83,7 @@ def test_a_finished_request(metrics, value):
     assert value("pdd_tokens_total", kind="prompt") == 7
     assert value("pdd_tokens_total", kind="completion") == 5
     assert value("pdd_relay_tokens_total") == 3
+    assert value("pdd_handoffs_total") == 1
     assert value("pdd_recoveries_total") == 2
     assert value("pdd_kv_bytes_total", kind="raw") == 1000
     assert value("pdd_kv_bytes_total", kind="wire") == 700
@@ -91,10 +93,12 @@ def test_a_finished_request(metrics, value):
 
 def test_phases_that_did_not_happen_are_not_observed(metrics, value):
     meter = metrics.requests.arrived(7, 0.0)
-    meter.saw(finish(kv_transfer_s=None, relay_s=None, handoff_gap_s=None, prefill_s=None), 1.0)
+    absent = dict.fromkeys(("kv_transfer_s", "relay_s", "handoff_gap_s", "prefill_s"))
+    meter.saw(finish(**absent, handoff=None, handoff_index=None, relay_tokens=0), 1.0)
     for name in ("kv_transfer", "relay", "handoff_gap", "prefill"):
         assert value(f"pdd_{name}_seconds_count") == 0
     assert value("pdd_queue_seconds_count") == 1
+    assert value("pdd_handoffs_total") == 0
 
 
 def test_failed_and_abandoned_requests(metrics, value):
@@ -160,6 +164,16 @@ def test_a_worker_that_moves_or_is_lost_leaves_nothing_behind(metrics, value):
     text = metrics.render().decode()
     assert 'worker="m0"' not in text
     assert 'worker="m1"' in text
+
+
+def test_the_core_counts_are_read_when_they_are_asked_for(metrics, value):
+    counts: Counter[str] = Counter()
+    metrics.watch_core(counts)
+    assert value("pdd_core_events_total", event="main_lost") is None
+    counts["main_lost"] += 2
+    counts["cuts"] += 1
+    assert value("pdd_core_events_total", event="main_lost") == 2
+    assert 'pdd_core_events_total{event="cuts"} 1.0' in metrics.render().decode()
 
 
 def test_two_gateways_share_nothing(metrics, value):
