@@ -138,8 +138,6 @@ def check_body(preamble: Preamble, body: Buffer) -> None:
 
 # ------------------------------------------------------------------ heads, field by field
 
-_U8 = struct.Struct("!B")
-_U16 = struct.Struct("!H")
 _U32 = struct.Struct("!I")
 _U64 = struct.Struct("!Q")
 _RUN = struct.Struct("!iI")

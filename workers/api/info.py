@@ -1,6 +1,6 @@
 """What a worker is: its model's fingerprint, its KV layout and its limits."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -23,14 +23,6 @@ class Fingerprint:
     head_size: int
     rope: str
     windows: tuple[int | None, ...]  # sliding window per layer, in tokens; None: full attention
-
-    def difference(self, other: "Fingerprint") -> str | None:
-        """The first field in which `other` differs, with both values; None when equal."""
-        for f in fields(self):
-            mine, theirs = getattr(self, f.name), getattr(other, f.name)
-            if mine != theirs:
-                return f"{f.name} here {mine!r}, there {theirs!r}"
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ def build_app(service: Service, secret: str) -> Starlette:
 
         return endpoint
 
-    async def tokens(request: Request) -> Any:
+    async def tokens(request: Request) -> ASGIApp:
         gateway = request.query_params.get("gateway", "")
         if not 0 < len(gateway) <= MAX_GATEWAY_NAME:
             return answer({"error": "gateway: must name the gateway that reads"}, 400)
@@ -106,13 +106,12 @@ def build_app(service: Service, secret: str) -> Starlette:
     )
 
 
-class _Streaming(Response):
-    """A response that is a token stream: it ends when the gateway or the stream does."""
+class _Streaming:
+    """A token stream as a response: it ends when the gateway or the stream does."""
 
     def __init__(self, service: Service, stream: TokenStream) -> None:
         self._service = service
         self._stream = stream
-        self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import TypeVar
 
 from workers.api.messages import Load
@@ -41,13 +41,11 @@ class EngineThread:
         engine: Engine,
         deliver: Deliver,
         on_failure: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker = worker
         self._engine = engine
         self._deliver = deliver
         self._on_failure = on_failure
-        self._clock = clock
         self._calls: deque[Call] = deque()
         self._wake = threading.Condition()
         self._core = threading.Lock()
@@ -57,7 +55,7 @@ class EngineThread:
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.load: Load = worker.load()
-        self._load_at = clock()
+        self._load_at = monotonic()
         self.failure: str | None = None
 
     def start(self) -> None:
@@ -74,7 +72,7 @@ class EngineThread:
     def healthy(self, stall_s: float) -> bool:
         """Alive, and not inside one step or call for longer than `stall_s`."""
         busy_since = self._busy_since
-        stalled = busy_since is not None and self._clock() - busy_since > stall_s
+        stalled = busy_since is not None and monotonic() - busy_since > stall_s
         return self._thread.is_alive() and not stalled
 
     def submit(self, call: Call) -> None:
@@ -86,7 +84,7 @@ class EngineThread:
     def look(self, call: Callable[[Worker, float], T]) -> T:
         """What `call` returns or raises, at once; it may not touch the engine. Any thread."""
         with self._core:
-            return call(self._worker, self._clock())
+            return call(self._worker, monotonic())
 
     async def ask(self, call: Callable[[Worker, float], T]) -> T:
         """What `call` returns or raises in the engine's thread."""
@@ -133,10 +131,10 @@ class EngineThread:
             self._on_failure()
 
     def _turn(self) -> None:
-        self._busy_since = self._clock()
+        self._busy_since = monotonic()
         with self._core:
             called = self._do_calls()
-            step = self._worker.begin(self._clock())
+            step = self._worker.begin(monotonic())
         if called:
             self._deliver(called)
         if step is not None:
@@ -148,7 +146,7 @@ class EngineThread:
         self._sleep()
 
     def _do_calls(self) -> list[Output]:
-        now = self._clock()
+        now = monotonic()
         outputs: list[Output] = []
         for _ in range(len(self._calls)):
             outputs.extend(self._calls.popleft()(self._worker, now))
@@ -160,19 +158,19 @@ class EngineThread:
             self._let_pass(step)
         result = self._engine.finish(step)
         with self._core:
-            outputs = self._worker.complete(step, result, self._clock())
+            outputs = self._worker.complete(step, result, monotonic())
         self._deliver(outputs)
 
     def _let_pass(self, step: Step) -> None:
         """Modelled time; it ends early when nobody is left who wants the step."""
-        end = self._clock() + (step.duration_s or 0.0)
+        end = monotonic() + (step.duration_s or 0.0)
         with self._wake:
             self._running = frozenset(step.seqs)
             while not self._stopping and not self._running <= self._cancelled:
-                left = end - self._clock()
+                left = end - monotonic()
                 if left <= 0:
                     break
-                self._busy_since = self._clock()
+                self._busy_since = monotonic()
                 self._wake.wait(left)
             self._running = frozenset()
             self._cancelled.clear()
@@ -183,10 +181,10 @@ class EngineThread:
                 return
             with self._core:
                 deadline = self._worker.next_deadline()
-            self._wake.wait(None if deadline is None else max(0.0, deadline - self._clock()))
+            self._wake.wait(None if deadline is None else max(0.0, deadline - monotonic()))
 
     def _refresh_load(self, after_s: float) -> None:
-        now = self._clock()
+        now = monotonic()
         if now - self._load_at >= after_s:
             with self._core:
                 self.load = self._worker.load()

@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 def _load_torch(config: WorkerConfig) -> Engine:
     model = resolve_model(config.model)  # before the slow import: what is missing shows at once
     importlib.import_module("torch").set_num_threads(1)  # workers share the machine's cores
-    return importlib.import_module("workers.engines.torch.load").load_torch(
-        model,
+    load = importlib.import_module("workers.engines.torch.load")
+    return load.build_engine(
+        load.load_model(model),
         kv_tokens=config.kv_tokens,
         block_size=config.block_size,
         chunk_tokens=config.chunk_tokens,

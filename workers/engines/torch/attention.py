@@ -71,8 +71,7 @@ def _no_mask(*args: object, **kwargs: object) -> None:
     """The step knows what each token may see."""
 
 
-# What transformers passes along that changes nothing here, or that we ask for below.
-_HARMLESS = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids"}
+# What some models pass along that would change the result.
 _CHANGING = ("position_bias", "s_aux", "head_mask")
 
 

@@ -53,27 +53,6 @@ class LoadedModel:
     stop_ids: tuple[int, ...]
 
 
-def load_torch(
-    model_dir: Path,
-    *,
-    kv_tokens: int,
-    block_size: int = 16,
-    kv_dtype: str = "bfloat16",
-    chunk_tokens: int = 128,
-) -> TorchEngine:
-    """An engine for the Hugging Face directory `model_dir`; see `build_engine`.
-
-    Raises ModelError.
-    """
-    return build_engine(
-        load_model(model_dir),
-        kv_tokens=kv_tokens,
-        block_size=block_size,
-        kv_dtype=kv_dtype,
-        chunk_tokens=chunk_tokens,
-    )
-
-
 def load_model(model_dir: Path) -> LoadedModel:
     """Load in float32, refuse what the engine could not serve. Raises ModelError."""
     check_directory(model_dir)
