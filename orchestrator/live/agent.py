@@ -16,7 +16,6 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -26,6 +25,7 @@ from starlette.routing import Route
 from workers.api.wire import WireError
 from workers.service.app import BearerOnly, answer, read_body
 from workers.service.config import WorkerConfig
+from workers.service.front import Front, listen
 
 WATCH_S = 1.0
 LEASE_S = 1.0
@@ -150,8 +150,9 @@ class SiteAgent:
 
         Raises OSError when the front's port is taken, and whatever a watching task failed of.
         """
-        front = _Front(self._app(), self._spec.host, self._spec.port)
-        serving = asyncio.create_task(front.serve(sockets=[front.taken]))
+        front = Front(self._app())
+        taken = listen(self._spec.host, self._spec.port)
+        serving = asyncio.create_task(front.serve(sockets=[taken]))
         self._refusal = self._placer.refusal(len(self._workers))
         if self._refusal is not None:
             log.error("refused", extra={"reason": self._refusal})
@@ -346,28 +347,6 @@ _AFTER: dict[Phase, Callable[[SiteAgent, Placed, Description], Awaitable[None]]]
     Phase.FAILED: SiteAgent._failed,
     Phase.ENDED: SiteAgent._ended,
 }
-
-
-class _Front(uvicorn.Server):
-    """uvicorn on a port of its own, without signal handlers."""
-
-    def __init__(self, app: Starlette, host: str, port: int) -> None:
-        self.taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self.taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.taken.bind((host, port))
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
 
 
 def free_port(host: str, used: set[int]) -> int:

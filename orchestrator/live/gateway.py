@@ -1,16 +1,14 @@
 """The gateway process: HTTP surface, driver and roster over one socket."""
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -36,10 +34,10 @@ from orchestrator.topology.schema import Topology
 from transport.emulator.control import LineError
 from workers.api.wire import WireError
 from workers.service.app import BearerOnly, answer, read_body
+from workers.service.front import Front, listen
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 512
 CODECS = {"lossless": "zstd", "raw": "raw"}
 READY_CHECK_S = 0.1
 INTERNAL = "/internal/"
@@ -120,20 +118,15 @@ def read_api_keys(topology: Topology) -> frozenset[str] | None:
 
 def take_port(host: str, port: int) -> socket.socket:
     """The gateway's listening socket. Raises UserError when the port is taken."""
-    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        taken.bind((host, port))
         # From here on agents may connect; they are answered as soon as the gateway serves.
-        taken.listen(BACKLOG)
+        return listen(host, port)
     except OSError as error:
-        taken.close()
         reason = error.strerror or str(error)
         raise UserError(
             f"gateway.port: cannot listen on {host}:{port}: {reason}; "
             "stop what uses it or give another port"
         ) from error
-    return taken
 
 
 class Gateway:
@@ -173,7 +166,7 @@ class Gateway:
 
     async def run(self, listening: socket.socket, stop: asyncio.Event) -> None:
         """Serve on `listening` until `stop` is set."""
-        server = _Server(self.app)
+        server = Front(self.app)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         watching = asyncio.create_task(self.roster.watch())
         stopping = asyncio.create_task(stop.wait())
@@ -228,23 +221,3 @@ def _front(public: ASGIApp, internal: ASGIApp) -> ASGIApp:
         await chosen(scope, receive, send)
 
     return front
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: `pdd serve` decides what a signal means."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=3,
-            )
-        )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 _BACKLOG = 512
 
 
-def take_port(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A listening socket; who connects waits until a front serves on it. Raises OSError."""
     taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

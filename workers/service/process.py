@@ -21,7 +21,7 @@ from workers.engines.models import ModelError, resolve_model
 from workers.engines.simulated.engine import SimulatedEngine
 from workers.engines.simulated.model import SimulatedModel
 from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig
-from workers.service.front import take_port
+from workers.service.front import listen
 from workers.service.logs import log_to
 from workers.service.server import WorkerServer
 from workers.worker import Worker
@@ -97,8 +97,8 @@ class WorkerProcess:
         if config.engine not in ENGINES:
             raise StartFailed(f"engine {config.engine!r}: known are {', '.join(ENGINES)}")
         # Bound before the slow loading, so that a taken port shows at once.
-        http = _take(config.host, config.http_port)
-        _take(config.host, config.kv_port).close()
+        http = _listen(config.host, config.http_port)
+        _listen(config.host, config.kv_port).close()
         log.info("loading", extra={"engine": config.engine})
         engine = self._load()
         try:
@@ -153,10 +153,10 @@ class WorkerProcess:
         return await server.run(http)
 
 
-def _take(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises StartFailed when something else has the port."""
     try:
-        return take_port(host, port)
+        return listen(host, port)
     except OSError as error:
         raise StartFailed(f"port {port} on {host}: {error.strerror}") from error
 
