@@ -12,7 +12,7 @@ UNFINISHED := $(VENV)/.unfinished
 # pip, in an environment that never asks a question.
 PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
 
-.PHONY: venv serve test lint clean
+.PHONY: venv serve test mutants lint clean
 
 venv: $(READY)
 
@@ -39,6 +39,10 @@ serve: venv
 
 test: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+# Every rule of the core broken once: the tests must notice. Some minutes.
+mutants: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.orchestrator.lifecycle.mutants
 
 lint: venv
 	$(BIN)/ruff check .

@@ -161,7 +161,7 @@ def need_main(ctx: Context, req: Request, now: float) -> bool:
     prefill, relay = req.leg(Role.PREFILL), req.leg(Role.RELAY)
     if req.remaining <= 1 and prefill is not None and not prefill.produced:
         return False  # the prefill's token is the last one
-    source = _source_for(req, cover=0, target=None)
+    source = _source_for(req, None)
     worker = None
     if source is not None and _main_attempts_left(ctx, req):
         worker = router.place(
@@ -193,7 +193,7 @@ def need_source(ctx: Context, req: Request, now: float) -> bool:
     for leg in list(req.legs.values()):
         if leg.role is Role.PREFILL or leg.landed or leg.source is not None:
             continue
-        source = _source_for(req, cover=leg.cover, target=leg)
+        source = _source_for(req, leg)
         if source is not None:
             ctx.connect(req, source, leg, now)
             return True
@@ -270,12 +270,15 @@ def _main_attempts_left(ctx: Context, req: Request) -> bool:
     return req.lost[Role.MAIN] < ctx.config.attempts.main
 
 
-def _source_for(req: Request, *, cover: int, target: Leg | None) -> Leg | None:
-    """The best live leg that can send the KV of prompt + `cover` tokens: prefill, then relay."""
+def _source_for(req: Request, target: Leg | None) -> Leg | None:
+    """The best live leg that can send its KV to `target`, or to a new leg: prefill, then relay.
+
+    Legs of one start know the same law or more, so either has all that the target lacks.
+    """
     prefill, relay = req.leg(Role.PREFILL), req.leg(Role.RELAY)
     copies = [prefill, relay if relay is not target and relay and relay.landed else None]
     for leg in copies:
-        if leg is not None and leg.base >= cover and leg.epoch not in req.failed_sources:
+        if leg is not None and leg.epoch not in req.failed_sources:
             return leg
     return None
 

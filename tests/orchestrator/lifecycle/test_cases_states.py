@@ -399,6 +399,16 @@ def test_a_refilled_token_arrives_while_the_relay_is_the_authority(spares: Machi
     assert spares.req.legs[3].produced
 
 
+def test_a_lower_rank_never_speaks_beside_a_higher_one(spares: MachineRig) -> None:
+    """A prefill gives one token; were it to give the next one too, it would not count."""
+    spares.to_phase(Phase.MAIN)
+    spares.lose("m0")
+    spares.landed(4)
+    spares.run(4, 3, 13, fed=3)
+    assert spares.run(3, 4, 14, fed=3) == []
+    assert spares.law == [10, 11, 12, 13]
+
+
 def test_a_refilled_token_that_differs_changes_nothing(spares: MachineRig) -> None:
     spares.to_phase(Phase.MAIN)
     spares.lose("m0")

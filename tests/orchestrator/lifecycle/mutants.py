@@ -1,0 +1,130 @@
+"""Every rule of PROTOCOL broken once on purpose: the tests must notice.
+
+`make mutants` runs them all and prints which test caught each. A mutant is a replacement in the
+source of one core module, made while Python imports it, so that no file is touched.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.orchestrator.lifecycle.mutant_list import MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = "tests/orchestrator/lifecycle"
+# In the order in which they are asked; the first failure ends a mutant's run.
+TESTS = (
+    f"{HERE}/test_request.py",
+    f"{HERE}/test_cases_law.py",
+    f"{HERE}/test_cases_states.py",
+    f"{HERE}/test_cases_deadlines.py",
+    f"{HERE}/test_cases_queue.py",
+    "tests/orchestrator/policy",
+    f"{HERE}/test_stories.py",
+    f"{HERE}/test_handoff_gap.py",
+    f"{HERE}/test_properties.py",
+)
+VARIABLE = "PDD_MUTANT"
+TIMEOUT_S = 20  # of one test: a mutant may also be caught by hanging
+
+
+def source_path(module: str) -> Path:
+    return ROOT / (module.replace(".", "/") + ".py")
+
+
+def mutate(mutant: Mutant) -> str:
+    """The module's source with the mutant in it. LookupError: the list is out of date."""
+    source = source_path(mutant.module).read_text(encoding="utf-8")
+    for old, new in mutant.edits:
+        if source.count(old) != 1:
+            raise LookupError(f"{mutant.name}: {old!r} occurs {source.count(old)} times")
+        source = source.replace(old, new)
+    return source
+
+
+class MutantLoader(importlib.machinery.SourceFileLoader):
+    """Loads one module with the mutant's source; never from or into a cache."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        super().__init__(mutant.module, str(source_path(mutant.module)))
+        self._source = mutate(mutant)
+
+    def get_code(self, fullname: str) -> object:
+        return compile(self._source, self.path, "exec", dont_inherit=True)
+
+
+class MutantFinder(importlib.abc.MetaPathFinder):
+    """Finds the mutant's module before anyone else does."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(self, name: str, path: object, target: object = None) -> object:
+        if name != self._mutant.module:
+            return None
+        return importlib.util.spec_from_loader(name, MutantLoader(self._mutant))
+
+
+def install() -> None:
+    """Break what the environment names, in this process. Called by the plugin."""
+    name = os.environ.get(VARIABLE)
+    if name is not None:
+        sys.meta_path.insert(0, MutantFinder(MUTANTS[name]))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which test failed first; None: the mutant lives."""
+
+    caught_by: str | None
+    seconds: float
+
+
+def run(name: str, tests: Sequence[str] = TESTS) -> Verdict:
+    """Run the tests against one mutant, in a process of its own."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", f"--timeout={TIMEOUT_S}"]
+    command += ["-p", "no:cacheprovider", "-p", "tests.orchestrator.lifecycle.mutant_plugin"]
+    done = subprocess.run(
+        [*command, *tests],
+        cwd=ROOT,
+        env={**os.environ, VARIABLE: name, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.monotonic() - began
+    if done.returncode == 0:
+        return Verdict(None, seconds)
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    hung = re.search(r"::(test_\w+)", done.stdout + done.stderr)
+    if found is None and "Timeout" not in done.stdout + done.stderr:
+        raise RuntimeError(f"{name}: pytest failed by itself\n{done.stdout}\n{done.stderr}")
+    caught_by = found[1] if found else f"(hangs) {hung[1] if hung else ''}"
+    return Verdict(caught_by.removeprefix(f"{HERE}/"), seconds)
+
+
+def main() -> int:
+    wanted = sys.argv[1:] or list(MUTANTS)
+    alive = []
+    for name in wanted:
+        verdict = run(name)
+        mutant = MUTANTS[name]
+        caught = verdict.caught_by or "NOT CAUGHT"
+        print(f"rule {mutant.rule:<8} {name:<48} {verdict.seconds:5.1f} s  {caught}", flush=True)
+        if verdict.caught_by is None:
+            alive.append(name)
+    print(f"{len(wanted) - len(alive)} of {len(wanted)} mutants caught")
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

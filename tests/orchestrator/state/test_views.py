@@ -1,0 +1,94 @@
+"""The gateway's books of workers and links."""
+
+from orchestrator.state.events import WorkerUp
+from orchestrator.state.views import (
+    DEFAULT_PREFILL_TOKENS_PER_S,
+    DEFAULT_STEP_S,
+    SAME_SITE_RTT_S,
+    UNKNOWN_RTT_S,
+    Booking,
+    LinkView,
+    WorkerView,
+    World,
+)
+from workers.api.messages import Load, Role
+
+
+def view(*, slots: int = 2, tokens: int = 100) -> WorkerView:
+    return WorkerView(
+        up=WorkerUp(
+            worker="w",
+            site="hami",
+            pool="p",
+            roles=frozenset({Role.MAIN}),
+            slots=slots,
+            max_context=1000,
+            kv_total_tokens=tokens,
+            kv_bytes_per_token=10,
+        )
+    )
+
+
+def load(step_s: float | None, rate: float | None) -> Load:
+    return Load(
+        worker="w",
+        running=1,
+        prefill_tokens=0,
+        kv_free_tokens=5,
+        kv_total_tokens=100,
+        kv_held_tokens=95,
+        step_s=step_s,
+        prefill_tokens_per_s=rate,
+    )
+
+
+def test_a_leg_takes_a_slot_memory_and_its_place_among_the_prompts() -> None:
+    w = view()
+    w.bookings["a", 0] = Booking(role=Role.PREFILL, tokens=40, prefill_tokens=40)
+    assert (w.slots_used, w.tokens_booked, w.prefill_queue_tokens) == (1, 40, 40)
+    assert w.has_room(60)
+    assert not w.has_room(61)
+    w.bookings["b", 0] = Booking(role=Role.MAIN, tokens=1)
+    assert not w.has_room(1)  # no slot
+
+
+def test_a_held_or_paused_leg_takes_memory_only() -> None:
+    w = view(slots=1)
+    w.bookings["a", 0] = Booking(role=Role.RELAY, tokens=40, decoding_slot=False)
+    assert (w.slots_used, w.tokens_booked) == (0, 40)
+    assert w.has_room(60)
+
+
+def test_speeds_are_the_reported_ones_and_never_0() -> None:
+    w = view()
+    assert (w.step_s, w.prefill_tokens_per_s) == (DEFAULT_STEP_S, DEFAULT_PREFILL_TOKENS_PER_S)
+    w.load = load(0.01, 900.0)
+    assert (w.step_s, w.prefill_tokens_per_s) == (0.01, 900.0)
+    for nothing in (load(None, None), load(0.0, 0.0)):
+        w.load = nothing
+        assert (w.step_s, w.prefill_tokens_per_s) == (DEFAULT_STEP_S, DEFAULT_PREFILL_TOKENS_PER_S)
+
+
+def test_links_have_no_direction() -> None:
+    world = World(gateway_site="hami")
+    link = world.links[frozenset(("hami", "shenzhen"))] = LinkView(0.05, 1e6)
+    assert world.link("hami", "shenzhen") is world.link("shenzhen", "hami") is link
+    assert world.rtt_s("shenzhen", "hami") == 0.05
+    assert world.connected("shenzhen", "hami")
+
+
+def test_a_site_reaches_itself_and_no_stranger() -> None:
+    world = World(gateway_site="hami")
+    assert world.connected("hami", "hami")
+    assert not world.connected("hami", "urumqi")
+    assert world.rtt_s("hami", "hami") == SAME_SITE_RTT_S
+    assert world.rtt_s("hami", "urumqi") == UNKNOWN_RTT_S
+    assert world.link("hami", "hami") is None
+
+
+def test_a_links_queue_is_what_is_under_way() -> None:
+    link = LinkView(0.05, 1e6)
+    assert link.queue_bytes == 0
+    link.queued["a", 1] = 100
+    link.queued["b", 1] = 50
+    assert link.queue_bytes == 150
