@@ -24,6 +24,7 @@ def compare(
     """
     for index, (mine, theirs) in enumerate(zip(ids, reference, strict=False)):
         if mine != theirs:
-            near = margins is not None and margins[index] <= NEAR_TIE
+            known = margins is not None and index < len(margins)
+            near = known and margins[index] <= NEAR_TIE
             return Verdict.NEAR_TIE if near else Verdict.DIFFERENT
     return Verdict.EQUAL if len(ids) == len(reference) else Verdict.DIFFERENT

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import httpx
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +29,7 @@ def status(
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        answered = httpx.get(f"{base}/status", headers=headers, timeout=ANSWER_S)
+        answered = httpx.get(f"{base}/status", headers=headers, timeout=ANSWER_S, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         reason = str(error) or type(error).__name__
         raise UserError(
@@ -36,14 +37,23 @@ def status(
         ) from error
     if answered.status_code == 401:
         raise UserError(f"{base} asks for an API key; give it with --key or PDD_API_KEY")
-    if answered.status_code != 200:
+    told = _read(answered)
+    if told is None:
         raise UserError(f"{base} is no pdd gateway: /status answered {answered.status_code}")
-    told = answered.json()
     if output is Format.JSON:
         print_json(told)
     else:
         _show(told)
     raise typer.Exit(0 if told["ready"] else NOT_READY)
+
+
+def _read(answered: httpx.Response) -> dict[str, Any] | None:
+    """The status in a gateway's answer; None: it is not from a gateway."""
+    try:
+        told = answered.json() if answered.status_code == 200 else None
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) and "ready" in told and "workers" in told else None
 
 
 def _show(told: dict[str, Any]) -> None:
@@ -54,9 +64,9 @@ def _show(told: dict[str, Any]) -> None:
         f"{told['model']} at {told['gateway']['site']}: {state}; "
         f"{requests['open']} requests open, {requests['queued']} queued"
     )
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("worker", "roles", "state", "running", "KV held", "KV free", "step", "prefill"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold", no_wrap=column == "worker")
     for worker in told["workers"]:
         load = worker["load"] or {}
         table.add_row(

@@ -1,0 +1,157 @@
+"""`pdd status` as people run it, against a gateway's answers over HTTP."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LOAD = {
+    "running": 2,
+    "kv_held_tokens": 304,
+    "kv_free_tokens": 16032,
+    "step_s": 0.0213,
+    "prefill_tokens_per_s": None,
+}
+STATUS = {
+    "model": "smollm2-135m",
+    "gateway": {"name": "gw-1", "site": "shenzhen"},
+    "ready": True,
+    "why_not": None,
+    "requests": {"open": 3, "queued": 1},
+    "workers": [
+        {"name": "hami/compute-and-more/0", "roles": ["prefill"], "state": "down"}
+        | {"load": None},
+        {"name": "shenzhen/memory/0", "roles": ["main"], "state": "up", "load": LOAD},
+    ],
+    "links": [
+        {"between": ["hami", "shenzhen"], "rtt_s": 0.05, "goodput_bytes_per_s": 1.25e6}
+        | {"queue_bytes": 7}
+    ],
+    "counts": {"main_lost": 1},
+}
+
+
+class Gateway(ThreadingHTTPServer):
+    """Answers `/status`, to those who show the key if it has one."""
+
+    def __init__(self, body: Any, status: int = 200, key: str | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.status, self.key = status, key
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Gateway
+
+    def do_GET(self) -> None:
+        gateway = self.server
+        allowed = gateway.key in (None, (self.headers["authorization"] or "")[len("Bearer ") :])
+        status = gateway.status if self.path == "/status" else 404
+        self.send_response(status if allowed else 401)
+        self.end_headers()
+        self.wfile.write(gateway.body)
+
+    def log_message(self, *arguments: object) -> None:
+        """Says nothing."""
+
+
+@contextlib.contextmanager
+def serving(body: Any, **options: Any) -> Iterator[Gateway]:
+    with Gateway(body, **options) as gateway:
+        threading.Thread(target=gateway.serve_forever, daemon=True).start()
+        yield gateway
+        gateway.shutdown()
+
+
+@pytest.fixture
+def pdd(root: Path) -> Any:
+    def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "orchestrator.cli.main", "status", *arguments],
+            cwd=root,
+            env=os.environ | {"COLUMNS": "80"} | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def test_a_ready_service(pdd: Any) -> None:
+    with serving(STATUS) as gateway:
+        done = pdd("--url", f"{gateway.url}/v1/")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "smollm2-135m at shenzhen: ready; 3 requests open, 1 queued"
+    assert "hami/compute-and-more/0" in done.stdout, "names are not cut"
+    for cell in ("304", "16032", "0.021", "down"):
+        assert cell in done.stdout
+    assert lines[-1].startswith("hami - shenzhen: rtt 50.0 ms, 10 Mbps, 7 bytes of KV")
+
+
+def test_as_json_it_is_what_the_gateway_says(pdd: Any) -> None:
+    with serving(STATUS) as gateway:
+        done = pdd("--url", gateway.url, "-o", "json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == STATUS
+
+
+def test_not_ready_is_exit_code_1(pdd: Any) -> None:
+    with serving(STATUS | {"ready": False, "why_not": "no worker is up"}) as gateway:
+        done = pdd("--url", gateway.url)
+    assert done.returncode == 1
+    assert "not ready: no worker is up" in done.stdout
+
+
+def test_the_key(pdd: Any) -> None:
+    with serving(STATUS, key="k1") as gateway:
+        assert pdd("--url", gateway.url, "--key", "k1").returncode == 0
+        assert pdd("--url", gateway.url, PDD_API_KEY="k1").returncode == 0
+        refused = pdd("--url", gateway.url, "--key", "wrong")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        f"{gateway.url} asks for an API key; give it with --key or PDD_API_KEY\n"
+    )
+
+
+def test_nobody_there(pdd: Any) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        done = pdd("--url", url)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"no gateway at {url}: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [({}, 200), ([], 200), (b"<html>", 200), (STATUS, 500), (STATUS, 404)]
+)
+def test_another_server(pdd: Any, body: Any, status: int) -> None:
+    with serving(body, status=status) as gateway:
+        done = pdd("--url", gateway.url)
+    assert done.returncode == 2
+    assert done.stderr == f"{gateway.url} is no pdd gateway: /status answered {status}\n"
+
+
+def test_a_proxy_of_the_environment_is_not_asked(pdd: Any) -> None:
+    with serving(STATUS) as gateway:
+        proxies = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY"), "http://127.0.0.1:1")
+        done = pdd("--url", gateway.url, **proxies)
+    assert done.returncode == 0
