@@ -92,7 +92,9 @@ def run(name: str, tests: Sequence[str] = TESTS) -> Verdict:
     """Run the tests against one mutant, in a process of its own."""
     began = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", f"--timeout={TIMEOUT_S}"]
-    command += ["-p", "no:cacheprovider", "-p", "tests.orchestrator.lifecycle.mutant_plugin"]
+    command += ["-p", "tests.orchestrator.lifecycle.mutant_plugin"]
+    for unneeded in ("cacheprovider", "hypothesispytest", "asyncio", "anyio"):
+        command += ["-p", f"no:{unneeded}"]
     done = subprocess.run(
         [*command, *tests],
         cwd=ROOT,

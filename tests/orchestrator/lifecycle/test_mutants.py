@@ -10,7 +10,6 @@ GATEWAY_RULES = {str(rule) for rule in range(1, 14)} - {"3"}
 SAMPLE = [
     ("history is not compared", "test_cases_law.py"),
     ("a paused relay never resumes", "test_cases_states.py"),
-    ("no deadline for silence", "test_cases_deadlines.py"),
 ]
 
 
