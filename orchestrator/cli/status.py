@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -64,9 +63,10 @@ def _show(told: dict[str, Any]) -> None:
         f"{told['model']} at {told['gateway']['site']}: {state}; "
         f"{requests['open']} requests open, {requests['queued']} queued"
     )
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("worker", "roles", "state", "running", "KV held", "KV free", "step", "prefill"):
-        table.add_column(column, overflow="fold", no_wrap=column == "worker")
+    table = Table(box=None, pad_edge=False)
+    for column in ("worker", "roles", "state", "runs", "KV held", "KV free", "step", "prefill"):
+        wraps = column == "roles"
+        table.add_column(column, no_wrap=not wraps, min_width=7 if wraps else None)
     for worker in told["workers"]:
         load = worker["load"] or {}
         table.add_row(
@@ -76,8 +76,8 @@ def _show(told: dict[str, Any]) -> None:
             _number(load.get("running")),
             _number(load.get("kv_held_tokens")),
             _number(load.get("kv_free_tokens")),
-            _number(load.get("step_s"), "{:.3f} s"),
-            _number(load.get("prefill_tokens_per_s"), "{:.0f} tok/s"),
+            _number(load.get("step_s"), "{:.0f} ms", 1e3),
+            _number(load.get("prefill_tokens_per_s"), "{:.0f}/s"),
         )
     console.print(table)
     for link in told["links"]:
@@ -88,5 +88,5 @@ def _show(told: dict[str, Any]) -> None:
         )
 
 
-def _number(value: float | None, form: str = "{}") -> str:
-    return "-" if value is None else form.format(value)
+def _number(value: float | None, form: str = "{}", factor: float = 1) -> str:
+    return "-" if value is None else form.format(value * factor)
