@@ -25,10 +25,12 @@ TESTS = (
     f"{HERE}/test_request.py",
     f"{HERE}/test_cases_law.py",
     f"{HERE}/test_cases_states.py",
+    f"{HERE}/test_cases_any_state.py",
     f"{HERE}/test_cases_deadlines.py",
     f"{HERE}/test_cases_queue.py",
     "tests/orchestrator/policy",
     f"{HERE}/test_stories.py",
+    f"{HERE}/test_stories_faults.py",
     f"{HERE}/test_handoff_gap.py",
     f"{HERE}/test_properties.py",
 )

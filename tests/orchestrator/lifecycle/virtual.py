@@ -4,11 +4,11 @@ import heapq
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from orchestrator.lifecycle.machine import Machine
 from orchestrator.lifecycle.recover import settle_phase
-from orchestrator.state.actions import Action, Emit, Fail, Finish, Send
+from orchestrator.state.actions import Action, Emit, Finish, Send
 from orchestrator.state.config import CoreConfig, Deadlines
 from orchestrator.state.events import (
     Arrived,
@@ -21,6 +21,14 @@ from orchestrator.state.events import (
     WorkerLost,
     WorkerUp,
 )
+from tests.orchestrator.lifecycle.virtual_parts import (
+    NEVER,
+    TWO_SITES,
+    Box,
+    Client,
+    IdWatch,
+    Spec,
+)
 from transport.base import Offer, OfferRefused, StreamId
 from workers.api.info import Part
 from workers.api.messages import (
@@ -29,7 +37,6 @@ from workers.api.messages import (
     KVStats,
     Load,
     Resync,
-    Role,
     SendKV,
     Start,
     Stop,
@@ -43,73 +50,9 @@ from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
 from workers.service.fingerprint import canonical
 from workers.worker import NotYet, Worker
 
-NEVER = 1e9
 DETECT_S = 0.3  # a killed worker's connection is refused this soon
 # What takes `kv_s` to cross, for the gateway's books: 64 tokens of the simulated model.
 TYPICAL_PROMPT_BYTES = 64 * 16
-
-
-class IdWatch:
-    """A stop watch over token ids: a stop string "7,8" matches the ids 7, 8 in a row."""
-
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = [tuple(int(part) for part in stop.split(",")) for stop in stops]
-        self._ids: list[int] = []
-        self.matched: str | None = None
-
-    def push(self, ids: Sequence[int]) -> int | None:
-        for token in ids:
-            self._ids.append(token)
-            for stop in self._stops:
-                if tuple(self._ids[-len(stop) :]) == stop:
-                    self.matched = ",".join(map(str, stop))
-                    return len(self._ids)
-        return None
-
-
-@dataclass(frozen=True)
-class Spec:
-    """One worker of the deployment."""
-
-    name: str
-    site: str
-    roles: frozenset[Role]
-    step_s: float = 0.05
-    slots: int = 8
-    kv_tokens: int = 4096
-    salt: int = 0
-
-
-@dataclass
-class Box:
-    """A worker process: its core, or nothing while it is dead."""
-
-    spec: Spec
-    core: Worker | None = None
-    engine: SimulatedEngine | None = None
-    life: int = 0
-    stepping: bool = False
-    frozen: bool = False
-    backlog: list[Callable[[], None]] = field(default_factory=list)
-    expiry: float = NEVER
-
-
-@dataclass
-class Client:
-    """What one client has seen."""
-
-    spec: Arrived
-    ids: list[int] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    end: Finish | Fail | None = None
-    gone: bool = False
-
-
-TWO_SITES = (
-    Spec("p0", "hami", frozenset({Role.PREFILL, Role.MAIN})),
-    Spec("r0", "hami", frozenset({Role.RELAY})),
-    Spec("m0", "shenzhen", frozenset({Role.MAIN})),
-)
 
 
 class Deployment:
