@@ -25,6 +25,7 @@ OUTPUT_TOKENS = 128
 SAMPLED_TEMPERATURE = 0.8
 # The first requests after a start meet cold caches of code and memory; they are not counted.
 WARM_UP = 1
+ANSWER_S = 300.0  # without a byte for so long, a request hangs
 
 ROUTES: dict[str, dict[str, str]] = {
     "local": {"pdd_route": "local"},
@@ -141,7 +142,8 @@ def measure(served: Served, prompt: Sequence[int], fields: dict[str, Any]) -> Me
     times: list[float] = []
     told: dict[str, Any] | None = None
     began = time.monotonic()
-    with httpx.stream("POST", f"{served.url}/completions", json=body, timeout=300.0) as answer:
+    url = f"{served.url}/completions"
+    with httpx.stream("POST", url, json=body, timeout=ANSWER_S, trust_env=False) as answer:
         if answer.status_code != 200:
             raise RuntimeError(f"status {answer.status_code}: {answer.read().decode()[:300]}")
         for line in answer.iter_lines():

@@ -8,9 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -24,14 +24,13 @@ class ServeFailed(Exception):
     """`pdd serve` ended, or was not ready in time; the text is what it said last."""
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Served:
-    """A running service. `url` ends in /v1; `said` holds the lines of its standard output."""
+    """A running service. `url` ends in /v1."""
 
     process: "subprocess.Popen[str]"
     url: str
     model: str
-    said: deque[str] = field(default_factory=deque)
 
     @property
     def base(self) -> str:
@@ -39,7 +38,7 @@ class Served:
 
     def status(self) -> dict[str, Any]:
         """What `/status` says now."""
-        answered = httpx.get(f"{self.base}/status", timeout=10.0)
+        answered = httpx.get(f"{self.base}/status", timeout=10.0, trust_env=False)
         answered.raise_for_status()
         status: dict[str, Any] = answered.json()
         return status
@@ -70,7 +69,7 @@ def serving(
 ) -> Iterator[Served]:
     """Start `pdd serve topology options`, wait until it is ready, stop it at the end.
 
-    Raises ServeFailed. `tell` gets every progress line.
+    `tell` gets every progress line. Raises ServeFailed, also after `timeout_s` without `ready`.
     """
     command = [
         *(sys.executable, "-m", "orchestrator.cli.main", "serve", str(topology)),
@@ -83,11 +82,13 @@ def serving(
         text=True,
         env=os.environ | (environment or {}),
     )
+    output = Output(process)
     try:
-        ready, said = _until_ready(process, timeout_s, tell)
-        yield Served(process=process, url=ready["ready"], model=ready["model"], said=said)
+        ready = output.until_ready(time.monotonic() + timeout_s, tell)
+        yield Served(process=process, url=ready["ready"], model=ready["model"])
     finally:
         stop(process)
+        output.close()
 
 
 def stop(process: "subprocess.Popen[str]") -> int:
@@ -101,34 +102,42 @@ def stop(process: "subprocess.Popen[str]") -> int:
         return process.wait()
 
 
-def _until_ready(
-    process: "subprocess.Popen[str]", timeout_s: float, tell: Callable[[str], None]
-) -> tuple[dict[str, Any], deque[str]]:
-    said: deque[str] = deque(maxlen=200)
-    lines: Queue[str | None] = Queue()
+class Output:
+    """Reads what the service says to its end, so that it never waits for us."""
 
-    def read() -> None:
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            said.append(line.rstrip())
-            lines.put(line.rstrip())
-        lines.put(None)
+        self._stdout = process.stdout
+        self._process = process
+        self._last = "nothing"
+        self._lines: Queue[str | None] = Queue()  # None: the end
+        self._ready = False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
-    # It goes on reading after the service is ready, so that the service never waits for us.
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = lines.get(timeout=timeout_s)
-        except Empty:
-            raise ServeFailed(f"nothing said for {timeout_s:g} s after: {_last(said)}") from None
-        if line is None:
-            process.wait()
-            raise ServeFailed(f"exit code {process.returncode}: {_last(said)}")
-        told = json.loads(line) if line.startswith("{") else {"progress": line}
-        if "ready" in told:
-            return told, said
-        tell(str(told.get("progress", line)))
+    def until_ready(self, deadline: float, tell: Callable[[str], None]) -> dict[str, Any]:
+        """The line that says `ready`. Raises ServeFailed with the last line."""
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                raise ServeFailed(f"not ready in time; it said last: {self._last}") from None
+            if line is None:
+                raise ServeFailed(f"exit code {self._process.wait(STOP_S)}: {self._last}")
+            told = json.loads(line) if line.startswith("{") else {"progress": line}
+            if "ready" in told:
+                self._ready = True
+                return dict(told)
+            tell(str(told.get("progress", line)))
 
+    def close(self) -> None:
+        """After the process has ended."""
+        self._reader.join(STOP_S)
+        self._stdout.close()
 
-def _last(said: deque[str]) -> str:
-    return said[-1] if said else "nothing"
+    def _read(self) -> None:
+        for line in self._stdout:
+            self._last = line.rstrip()
+            if not self._ready:
+                self._lines.put(self._last)
+        self._lines.put(None)

@@ -114,7 +114,7 @@ class Deployment:
         self._supervisor: asyncio.subprocess.Process | None = None
         self._emulator: asyncio.subprocess.Process | None = None
         self._helped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.agents: dict[str, str] = {}
         self.line: LineControl | None = None
@@ -141,8 +141,8 @@ class Deployment:
 
     async def stop(self) -> None:
         """End every process of the deployment and wait for that; harmless when repeated."""
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in self._watching:
+            task.cancel()
         if self.line is not None:
             await self.line.close()
             self.line = None
@@ -185,6 +185,7 @@ class Deployment:
             for link in links
         ]
         self._emulator, self.line = await start_emulator({"lines": lines})
+        self._watching.append(asyncio.create_task(self._watch_emulator(self._emulator)))
         self.directory = Directory(self._topology, self.line)
 
     async def _start_sites(self) -> None:
@@ -239,7 +240,12 @@ class Deployment:
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches the gateway, which ends things in order
         )
-        self._watching = asyncio.create_task(self._watch_supervisor(self._supervisor))
+        self._watching.append(asyncio.create_task(self._watch_supervisor(self._supervisor)))
+
+    async def _watch_emulator(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if not self.failed.done():
+            self.failed.set_result(f"the emulated line ended (code {code})")
 
     async def _watch_supervisor(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

@@ -128,3 +128,59 @@ def test_a_worker_that_never_comes_up(root: Path, tmp_path: Path, mark: str) -> 
     assert last.startswith("cannot start: worker ")
     assert "half-a-model" in last
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {},
+            "sites.hami.launch: agents that dial in are not supported yet; "
+            "pdd serve can only start sites with launch: local",
+        ),
+        (
+            {"launch: agent": "launch: local"},
+            "sites.hami.pools.compute.parallel: the torch engine runs one worker on one chip, "
+            "got 8; leave it out",
+        ),
+        (
+            {"launch: agent": "launch: local", "parallel: 8, ": "", "parallel: 4, ": ""}
+            | {"security: {api_keys_env: PDD_API_KEYS}": ""},
+            "model 'llama-3.1-70b': no such directory; give the path of a Hugging Face model "
+            "directory or the name smollm2-135m",
+        ),
+    ],
+    ids=["agent", "parallel", "no weights"],
+)
+def test_what_this_machine_cannot_start(
+    root: Path, tmp_path: Path, mark: str, changes: dict[str, str], line: str
+) -> None:
+    text = (root / "configs" / "topologies" / "hami-shenzhen.yaml").read_text()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    file = tmp_path / "topology.yaml"
+    file.write_text(text)
+    done = serve(mark, str(file), "--port", str(free_port()))
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{line}\n")
+
+
+def test_a_tokenizer_that_cannot_be_read(root: Path, tmp_path: Path, mark: str) -> None:
+    model = tmp_path / "half-a-model"
+    shutil.copytree(resolve_model("smollm2-135m"), model)
+    (model / "tokenizer.json").write_text("{}")
+    done = serve(mark, str(topology(root, tmp_path, model=str(model))), "--port", str(free_port()))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"model '{model}': its tokenizer: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_architecture_that_nobody_knows(root: Path, tmp_path: Path, mark: str) -> None:
+    model = tmp_path / "half-a-model"
+    shutil.copytree(resolve_model("smollm2-135m"), model)
+    (model / "config.json").write_text('{"model_type": "no-such-architecture"}')
+    done = serve(mark, str(topology(root, tmp_path, model=str(model))), "--port", str(free_port()))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"model '{model}': ")
+    assert "no-such-architecture" in done.stderr
+    assert done.stderr.count("\n") == 1
