@@ -93,6 +93,7 @@ def lose_leg(ctx: Context, req: Request, leg: Leg, *, exclude: bool) -> None:
     """A leg has failed: it is charged to its role and replaced by the duties."""
     req.lost[leg.role] += 1
     req.refused = False
+    req.retry_at = None  # all that is missing is looked at anew
     req.account.recoveries += 1
     ctx.counts[f"{leg.role.value}_lost"] += 1
     if exclude:

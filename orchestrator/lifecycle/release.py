@@ -7,6 +7,7 @@ from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.handover import pace_s, wanted_lead_s
 from orchestrator.lifecycle.request import Request
 from orchestrator.state.actions import Emit
+from workers.api.messages import Role
 
 # Beyond the lead a cut needs this many tokens more are kept, against jitter.
 SPARE_TOKENS = 2
@@ -24,9 +25,8 @@ def release(ctx: Context, req: Request, now: float) -> None:
         _emit(ctx, req, law, now)
         req.release_at = None
         return
-    relaying = bool(req.account.relay_tokens) and req.account.handoff_index is None
     upto = req.released
-    if relaying:
+    if req.leg(Role.RELAY) is not None:
         # More lead than a cut needs would only delay the client.
         keep = ceil(wanted_lead_s(ctx, req) / pace) + SPARE_TOKENS
         upto = max(upto, law - keep)

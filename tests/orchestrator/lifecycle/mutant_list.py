@@ -253,6 +253,12 @@ _ALL = (
     ),
     _m(
         "7",
+        "a loss waits for the next look",
+        L + "recover",
+        ("    req.retry_at = None  # all that is missing is looked at anew\n", ""),
+    ),
+    _m(
+        "7",
         "another relay is never tried",
         L + "recover",
         ("< RELAY_WORTH_S", "< 1e9"),
@@ -424,6 +430,15 @@ _ALL = (
         "a token released early delays the next",
         L + "release",
         ("on_time = now - pace < due_at <= now", "on_time = now - pace < due_at"),
+    ),
+    _m(
+        "handoff",
+        "a second relay is slowed to main's pace",
+        L + "release",
+        (
+            "    if req.leg(Role.RELAY) is not None:\n",
+            "    if req.leg(Role.RELAY) is not None and req.account.handoff_index is None:\n",
+        ),
     ),
     _m(
         "handoff",

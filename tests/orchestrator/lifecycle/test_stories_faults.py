@@ -4,6 +4,8 @@ Each ends with the same tokens as an undisturbed run (`Deployment.check`), every
 booking returned and no KV held anywhere.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.lifecycle.phases import Phase
@@ -13,6 +15,7 @@ from orchestrator.state.events import HandoffMode, Route
 from tests.orchestrator.lifecycle.story import (
     SLOW_MAIN,
     SPARES,
+    M,
     MakeWorld,
     P,
     R,
@@ -148,6 +151,19 @@ def test_main_dies_after_the_handoff(make_world: MakeWorld) -> None:
     world.kill("m0")
     served(world, client)
     assert client.end.summary.recoveries == 1
+    assert waits(client) < 1.0
+
+
+def test_a_second_relay_holds_back_no_more_than_a_cut_needs(make_world: MakeWorld) -> None:
+    """After main was lost: a relay of 20 ms must not be slowed to a main of 50."""
+    specs = tuple(replace(s, step_s=0.02 if s.site == "hami" else 0.05) for s in SPARES)
+    world = make_world(specs, kv_s=1.0, gateway_site="hami")
+    client = ask(world, limit=150)
+    reach(world, Phase.MAIN, tokens=60)
+    world.kill(worker_of(world, M))
+    reach(world, Phase.RELAY, tokens=100)
+    assert world.law("a") - len(client.ids) <= 6
+    served(world, client, limit=150)
     assert waits(client) < 1.0
 
 
