@@ -154,14 +154,10 @@ def test_main_returns_while_the_relay_decodes(make_rig: MakeRig) -> None:
     assert rig.law == [10, 11, 12]
 
 
-def test_while_a_main_is_looked_for_a_lost_prefill_is_replaced_at_once(
-    make_rig: MakeRig,
-) -> None:
-    rig = make_rig((*SPARES[:3], SPARES[3]))
-    rig.arrive()
-    rig.refused(MAIN)
-    assert rig.legs() == {"prefill": PREFILL, "relay": RELAY}
-    assert starts(rig.lose("p0"))[0] == (P, "p1")
+def test_while_a_main_is_looked_for_a_lost_relay_is_made_good_at_once(rig: MachineRig) -> None:
+    rig.to_phase(Phase.RELAY)
+    assert starts(rig.refused(MAIN)) == []
+    assert starts(rig.lose("r0")) == [(M, "p0")]
 
 
 def test_mains_attempts_are_spent_the_relay_finishes(make_rig: MakeRig) -> None:
