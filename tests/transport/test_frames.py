@@ -93,7 +93,7 @@ def test_one_bit_wrong_anywhere(frame: Frame):
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_bytes_are_refused(data: bytes):
     with pytest.raises(FrameError):
         decode(data)
@@ -108,7 +108,7 @@ def sealed(kind: int, head: bytes, body: bytes = b"") -> bytes:
 
 
 @given(st.sampled_from(frames.Kind), st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_head_behind_good_checksums(kind: frames.Kind, head: bytes):
     try:
         frame = decode(sealed(kind, head))

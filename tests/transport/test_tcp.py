@@ -287,7 +287,7 @@ def test_nobody_listening():
         started = time.monotonic()
         with pytest.raises(StreamBroken, match=r"not accepted within 0\.2 s: .*Connect"):
             await client.open("127.0.0.1:1", make_offer(), "raw")
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5  # not the default of ten
         with pytest.raises(ValueError, match="host:port"):
             await client.open("nonsense", make_offer(), "raw")
         with pytest.raises(ValueError, match="known are raw, zstd"):

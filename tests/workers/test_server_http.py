@@ -35,6 +35,8 @@ from workers.api.messages import (
     UpMessage,
 )
 from workers.api.wire import UP, decode, encode
+from workers.service.config import SECRET_ENV, StartFailed
+from workers.service.process import WorkerProcess, read_config
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a-secret-of-this-test"
@@ -47,7 +49,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_until(good: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+def wait_until(good: Callable[[], Any], timeout_s: float = 20.0) -> Any:
     """What `good` returns once that is true. Bounded."""
     pause = threading.Event()
     end = time.monotonic() + timeout_s
@@ -57,41 +59,47 @@ def wait_until(good: Callable[[], Any], timeout_s: float = 5.0) -> Any:
     return value
 
 
+def write_config(folder: Path, name: str, **changes: Any) -> Path:
+    config = {
+        "name": name,
+        "site": "here",
+        "pool": "test",
+        "roles": ["prefill", "relay", "main"],
+        "model": "simulated",
+        "engine": "simulated",
+        "simulated": {"prefill_tokens_per_s": 20000.0, "step_s": 0.01},
+        "kv_tokens": 2048,
+        "http_port": free_port(),
+        "kv_port": free_port(),
+    }
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(config | changes))
+    return path
+
+
 class Server:
     """A worker process and a client of it."""
 
     def __init__(self, folder: Path, name: str, **changes: Any) -> None:
-        self.http_port, self.kv_port = free_port(), free_port()
-        config = {
-            "name": name,
-            "site": "here",
-            "pool": "test",
-            "roles": ["prefill", "relay", "main"],
-            "model": "simulated",
-            "engine": "simulated",
-            "simulated": {"prefill_tokens_per_s": 20000.0, "step_s": 0.01},
-            "kv_tokens": 2048,
-            "http_port": self.http_port,
-            "kv_port": self.kv_port,
-        }
-        path = folder / f"{name}.json"
-        path.write_text(json.dumps(config | changes))
+        path = write_config(folder, name, **changes)
+        config = json.loads(path.read_text())
+        self.http_port, self.kv_port = config["http_port"], config["kv_port"]
         self.errors = folder / f"{name}.log"
         with self.errors.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "workers.service.process", str(path)],
                 cwd=ROOT,
-                env=dict(os.environ, PDD_SECRET=SECRET, OMP_NUM_THREADS="1"),
+                env=os.environ | {SECRET_ENV: SECRET, "OMP_NUM_THREADS": "1"},
                 stderr=log,
             )
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{self.http_port}",
             headers={"authorization": f"Bearer {SECRET}"},
-            timeout=5.0,
+            timeout=20.0,
         )
 
     def up(self) -> "Server":
-        wait_until(self.healthy, 20.0)
+        wait_until(self.healthy)
         return self
 
     def healthy(self) -> bool:
@@ -123,14 +131,14 @@ class Reader:
         self.lines: queue.Queue[dict[str, Any]] = queue.Queue()
         self.hello: dict[str, Any] | None = None
         self._client = httpx.Client(
-            base_url=server.http.base_url, headers=server.http.headers, timeout=10.0
+            base_url=server.http.base_url, headers=server.http.headers, timeout=20.0
         )
         self._opened = threading.Event()
         self._params = {"gateway": gateway}
         self._response: httpx.Response | None = None
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
-        assert self._opened.wait(5.0)
+        assert self._opened.wait(20.0)
 
     def _read(self) -> None:
         try:
@@ -219,7 +227,7 @@ def run_to_end(request: str, prefill: Server, main: Server) -> list[int]:
         assert stats.bytes_raw == len(PROMPT) * main.http.get("/info").json()["kv_bytes_per_token"]
     prefill.post("/control", Stop(request=request, epoch=1))
     main.post("/control", Stop(request=request, epoch=2))
-    wait_until(lambda: prefill.held_tokens() == main.held_tokens() == 0, 1.0)
+    wait_until(lambda: prefill.held_tokens() == main.held_tokens() == 0)
     down.close()
     up.close()
     return [*first.ids, *up.ids(request, 2)]
@@ -235,7 +243,7 @@ def test_the_stream_begins_with_hello_and_carries_load(pair):
     reader = Reader(a, "hello")
     assert reader.hello["worker"] == "a"
     assert reader.hello["info"]["block_size"] == 16
-    load = wait_until(lambda: reader.of(Load), 3.0)[0]
+    load = wait_until(lambda: reader.of(Load))[0]
     assert load.kv_total_tokens == 2048
     reader.close()
 
@@ -273,9 +281,9 @@ def test_a_newer_stream_of_a_gateway_replaces_the_older(pair):
     a, _ = pair
     old = Reader(a, "twice")
     new = Reader(a, "twice")
-    old.thread.join(5.0)
+    old.thread.join(20.0)
     assert not old.thread.is_alive()
-    assert wait_until(lambda: new.of(Load), 3.0)
+    assert wait_until(lambda: new.of(Load))
     new.close()
 
 
@@ -316,29 +324,30 @@ def test_a_malformed_message_is_a_400_that_names_the_field(pair, path, body, wor
 
 
 def test_a_stop_interrupts_a_long_step(start_server):
-    slow = {"prefill_tokens_per_s": 10.0, "step_s": 0.01}
-    server = start_server("slow", simulated=slow).up()
+    """The step would take 400 seconds; a client waits 20 for an answer."""
+    server = start_server("slow", simulated={"prefill_tokens_per_s": 0.5, "step_s": 0.01}).up()
     server.post("/control", start_leg("long", 1, Role.PREFILL))
     wait_until(lambda: server.http.get("/health").json()["ok"])
     server.post("/control", Stop(request="long", epoch=1))
-    began = time.monotonic()
     assert server.held_tokens() == 0
-    assert time.monotonic() - began < 1.0
 
 
 def test_legs_are_freed_when_their_gateway_posts_no_more(start_server):
     """Its open stream alone proves nothing: over a cut line it stays open."""
-    server = start_server("leased", lease_s=1.5).up()
+    server = start_server("leased", lease_s=2.0).up()
     reader = Reader(server, "kept")
     server.post("/control", start_leg("k", 1, Role.MAIN, gateway="kept"))
     server.post("/control", start_leg("l", 1, Role.MAIN, gateway="left"))
     both = server.held_tokens()
-    for _ in range(5):
-        threading.Event().wait(0.5)
+
+    def one_is_left() -> bool:
         server.post("/feed", gateway="kept")
-    assert server.held_tokens() == both // 2
-    wait_until(lambda: server.held_tokens() == 0, 4.0)
-    assert reader.of(Refused, "k")
+        return server.held_tokens() == both // 2
+
+    wait_until(one_is_left)
+    assert not reader.of(Refused, "k")
+    wait_until(lambda: server.held_tokens() == 0)
+    assert wait_until(lambda: reader.of(Refused, "k"))
     assert not reader.of(Refused, "l")
     reader.close()
 
@@ -362,14 +371,11 @@ def test_sigterm_drains(start_server):
     wait_until(lambda: len(reader.ids("d", 2)) == 39)
     assert server.process.poll() is None
     server.post("/control", Stop(request="d", epoch=1), Stop(request="d", epoch=2))
-    assert server.process.wait(5.0) == 0
+    assert server.process.wait(20.0) == 0
 
 
-def test_a_worker_ends_when_its_parent_does(start_server, tmp_path):
-    server = start_server("child").up()
-    config = tmp_path / "child.json"
-    ports = {"http_port": free_port(), "kv_port": free_port()}
-    config.write_text(json.dumps(json.loads(config.read_text()) | ports))
+def test_a_worker_ends_when_its_parent_does(tmp_path):
+    config = write_config(tmp_path, "child")
     program = (
         "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); input()"
     )
@@ -377,27 +383,35 @@ def test_a_worker_ends_when_its_parent_does(start_server, tmp_path):
     parent = subprocess.Popen(
         [sys.executable, "-c", program, *command],
         cwd=ROOT,
-        env=dict(os.environ, PDD_SECRET=SECRET),
+        env=os.environ | {SECRET_ENV: SECRET},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    url = f"http://127.0.0.1:{ports['http_port']}/health"
+    url = f"http://127.0.0.1:{json.loads(config.read_text())['http_port']}/health"
 
     def answers() -> bool:
         try:
-            return httpx.get(url, headers=server.http.headers).status_code == 200
+            return httpx.get(url, headers={"authorization": f"Bearer {SECRET}"}).is_success
         except httpx.TransportError:
             return False
 
     try:
         child = int(parent.stdout.readline())
-        wait_until(answers, 20.0)
+        wait_until(answers)
     finally:
         parent.kill()
-        parent.wait(10)
-    wait_until(lambda: not answers(), 5.0)
-    wait_until(lambda: not Path(f"/proc/{child}").exists(), 5.0)
+        parent.wait(20)
+    wait_until(lambda: not answers())
+    wait_until(lambda: not Path(f"/proc/{child}").exists())
+
+
+def test_a_worker_that_cannot_start_says_why_in_one_line(start_server, pair):
+    server = start_server("second", http_port=pair[0].http_port)
+    assert server.process.wait(20.0) == 1
+    last = server.errors.read_text().splitlines()[-1]
+    taken = f"port {pair[0].http_port} on 127.0.0.1: Address already in use"
+    assert last == f"worker cannot start: {taken}"
 
 
 @pytest.mark.parametrize(
@@ -409,17 +423,8 @@ def test_a_worker_ends_when_its_parent_does(start_server, tmp_path):
         ({"kv_tokens": "many"}, "kv_tokens"),
     ],
 )
-def test_a_worker_that_cannot_start_says_why_in_one_line(start_server, changes, words):
-    server = start_server("broken", **changes)
-    assert server.process.wait(20.0) == 1
-    last = server.errors.read_text().splitlines()[-1]
-    assert last.startswith("worker cannot start: ")
-    assert words in last
-
-
-def test_a_taken_port_is_named(start_server, pair):
-    server = start_server("second", http_port=pair[0].http_port)
-    assert server.process.wait(20.0) == 1
-    assert f"port {pair[0].http_port} on 127.0.0.1: Address already in use" in (
-        server.errors.read_text()
-    )
+def test_a_configuration_that_cannot_work_is_refused(tmp_path, monkeypatch, changes, words):
+    monkeypatch.setenv(SECRET_ENV, SECRET)
+    with pytest.raises(StartFailed, match=words) as caught:
+        WorkerProcess(read_config(write_config(tmp_path, "broken", **changes))).run()
+    assert "\n" not in str(caught.value)

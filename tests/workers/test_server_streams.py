@@ -60,7 +60,7 @@ def test_a_gateway_that_does_not_read_is_cut_off():
             streams.deliver([run_of(1000)])
             written += 2000
             await settle()
-        await asyncio.wait_for(serving, 2.0)
+        await asyncio.wait_for(serving, 10.0)
         assert not browser.ended
 
     asyncio.run(scenario())
@@ -79,7 +79,7 @@ def test_answers_are_said_again_for_a_while_and_tokens_are_not():
         await settle()
         assert [m["request"] for m in browser.messages()] == ["new"]
         streams.close()
-        await asyncio.wait_for(serving, 2.0)
+        await asyncio.wait_for(serving, 10.0)
         assert browser.ended
 
     asyncio.run(scenario())
@@ -98,6 +98,6 @@ def test_one_step_is_one_line():
         streams.closed(stream)
         streams.close()
         stream.close()
-        await asyncio.wait_for(serving, 2.0)
+        await asyncio.wait_for(serving, 10.0)
 
     asyncio.run(scenario())
