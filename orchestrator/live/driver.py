@@ -127,7 +127,8 @@ class Driver:
         self._record = record
         self._clients: dict[str, ClientStream] = {}
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_due: float | None = None  # uvloop's handles do not all know their time
         self._ids = 0
         self._closing = False
 
@@ -348,16 +349,15 @@ class Driver:
 
     def _set_timer(self) -> None:
         due = self.machine.next_deadline()
+        if due == self._timer_due:
+            return
         if self._timer is not None:
-            if due is not None and self._timer.when() == due and not self._timer.cancelled():
-                return
             self._timer.cancel()
-            self._timer = None
-        if due is not None:
-            self._timer = self._loop.call_at(due, self._tick)
+        self._timer_due = due
+        self._timer = None if due is None else self._loop.call_at(due, self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
+        self._timer = self._timer_due = None
         self.tell(Ticked())
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
+import uvloop
 
 from orchestrator.live import channel as channels
 from orchestrator.live.channel import Hello, Place, WorkerChannel
@@ -79,7 +80,7 @@ def play(scenario: Scenario) -> None:
             assert channel.up
             await scenario(peer, ear, channel)
 
-    asyncio.run(whole())
+    uvloop.run(whole())
 
 
 def landed(request: str) -> LandedMessage:
@@ -211,7 +212,7 @@ def test_a_hello_that_is_wrong_is_nobody(hello: dict[str, Any]) -> None:
                 peer.hello = good
                 assert await ear.next() == ("up", 100)
 
-    asyncio.run(whole())
+    uvloop.run(whole())
 
 
 def test_a_defect_of_the_listener_does_not_end_the_reading() -> None:
@@ -339,4 +340,4 @@ def test_close_ends_what_is_under_way() -> None:
             others = asyncio.all_tasks() - {asyncio.current_task()}
             assert not [task for task in others if "WorkerChannel" in repr(task)]
 
-    asyncio.run(whole())
+    uvloop.run(whole())

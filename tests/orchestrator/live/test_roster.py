@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from orchestrator.live.directory import Directory
@@ -100,7 +101,7 @@ def play(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
         finally:
             await world.driver.close()
 
-    asyncio.run(whole())
+    uvloop.run(whole())
 
 
 def test_reported_workers_join_where_the_report_says() -> None:
