@@ -223,9 +223,7 @@ def test_a_deadline_that_is_due_at_once() -> None:
         await asyncio.sleep(0)  # it begins, and its deadline is the shortest there can be
         for _ in range(3):
             w.driver.measured("hami", "shenzhen", 0.05, 1e6)
-        told = await client.take()
-        assert isinstance(told, Fail)
-        assert told.failure in (Failure.TIMED_OUT, Failure.UNAVAILABLE)
+        assert isinstance(await client.take(), Fail)
         assert w.driver.machine.ctx.counts["prefill_late"] > 0
 
     play(scenario, Deadlines(prefill=0.0001, queue=0.2))
