@@ -1,4 +1,4 @@
-"""KV at the worker: exports, imports, the local hand-over, memory that runs out."""
+"""KV at the worker: exports, imports, the local hand-over."""
 
 from dataclasses import replace
 
@@ -13,7 +13,6 @@ from tests.workers.worker_rig import (
     feed,
     offer,
     pause,
-    resync,
     send_kv,
     start,
     stop,
@@ -273,9 +272,7 @@ def test_stopping_the_target_drops_its_import_and_keeps_whole_blocks_as_cache() 
     rig = Rig()
     rig.send(start())
     rig.worker.offered(offer(STREAM), rig.now)
-    for layer in range(MODEL.layers):
-        for part in Part:
-            rig.engine.put(SeqId("r", 2), other.engine.read(SeqId("r", 1), layer, part, 0, 39))
+    rig.put_all(other.engine, SeqId("r", 1), 0, 39)
     rig.send(stop())
     assert rig.made(DropImport) == [DropImport(stream=STREAM)]
     assert rig.engine.kv_held_tokens() == 0
@@ -291,6 +288,21 @@ def test_kv_of_another_prompt_is_refused_by_the_engine() -> None:
     rig.send(start())
     with pytest.raises(ValueError, match="not what this engine would have computed"):
         rig.carry(other.engine, SeqId("r", 1), stop=len(PROMPT))
+
+
+def test_messages_between_begin_and_complete_wait_for_the_end() -> None:
+    other = prefilled()
+    rig = Rig()
+    rig.send(start())
+    rig.worker.offered(offer(STREAM), rig.now)
+    rig.put_all(other.engine, SeqId("r", 1), 0, len(PROMPT))
+    rig.send(start(Role.PREFILL, epoch=9))
+    step = rig.worker.begin(rig.now)
+    assert step is not None
+    assert rig.worker.import_completed(STREAM, rig.now) == []
+    assert rig.send(feed(TEXT[:1])) == []
+    assert LANDED in rig.note(rig.worker.finish(step, rig.now))
+    assert rig.tokens() == TEXT[1:]
 
 
 # -------------------------------------------------------------------- the short way
@@ -367,78 +379,3 @@ def test_a_share_whose_target_ends_is_forgotten() -> None:
     assert [type(up) for up in rig.run()] == [TokenRun]
     assert rig.send(send_kv(to_worker="w")) == [failed("leg 2 has ended")]
     assert rig.send(stop(epoch=1)) == []
-
-
-# -------------------------------------------------------------------- memory
-
-
-def test_a_reserve_that_is_outgrown_grows() -> None:
-    rig = Rig()
-    rig.send(start(reserve=len(PROMPT) + 2))
-    rig.land()
-    rig.send(feed(TEXT[:1]))
-    assert rig.tokens() == TEXT[1:]
-
-
-def test_a_leg_without_room_waits_and_goes_on_when_there_is_some() -> None:
-    rig = Rig(kv_total_tokens=96)
-    rig.send(start(limit=30, reserve=len(PROMPT) + 1))
-    rig.land()
-    rig.send(feed(TEXT[:1]))
-    other = start(Role.PREFILL, epoch=9, prompt_ids=(7,) * 40, reserve=41)
-    assert rig.send(other) == []
-    text = continuation(30)
-    assert rig.tokens() == text[1:8]  # 48 tokens are its three blocks
-    assert rig.step() is None
-    assert rig.engine.kv_free_tokens() == 0
-    rig.send(stop(epoch=9))
-    assert rig.tokens() == text[8:]
-
-
-def test_law_without_room_waits_too_and_resync_knows_it() -> None:
-    rig = Rig(kv_total_tokens=96)
-    rig.send(start(limit=30, reserve=len(PROMPT) + 1))
-    rig.land()
-    rig.send(start(Role.PREFILL, epoch=9, prompt_ids=(7,) * 40, reserve=41))
-    rig.run()
-    text = continuation(30)
-    rig.send(feed(text[:20]))
-    assert rig.step() is None
-    assert rig.worker.load().running == 1
-    rig.send(stop(epoch=9))
-    assert rig.tokens() == text[20:]
-
-
-def test_a_truncation_inside_a_shared_block_waits_for_room_too() -> None:
-    rig = Rig(kv_total_tokens=80)
-    rig.landed_main()
-    rig.send(feed(TEXT[:1]))
-    rig.run(9)  # own: TEXT[:10]; the third block of 16 is whole, 8 output tokens are in it
-    longer = (*PROMPT, *TEXT[:9])
-    rig.send(start(Role.PREFILL, epoch=9, prompt_ids=longer, reserve=50, limit=1))
-    rig.run()
-    assert rig.engine.kv_free_tokens() == 0
-    law = (*TEXT[:3], TEXT[3] + 1)
-    assert rig.send(feed(law[1:], at=1)) == []
-    assert rig.step() is None
-    assert rig.send(resync(0)) == [TokenRun(request="r", epoch=2, index=0, ids=law, hist=0, fed=4)]
-    rig.send(stop(epoch=9))
-    assert rig.tokens() == continuation(LIMIT - 4, law)
-
-
-def test_messages_between_begin_and_complete_wait_for_the_end() -> None:
-    other = prefilled()
-    rig = Rig()
-    rig.send(start())
-    rig.worker.offered(offer(STREAM), rig.now)
-    for layer in range(MODEL.layers):
-        for part in Part:
-            piece = other.engine.read(SeqId("r", 1), layer, part, 0, len(PROMPT))
-            rig.engine.put(SeqId("r", 2), piece)
-    rig.send(start(Role.PREFILL, epoch=9))
-    step = rig.worker.begin(rig.now)
-    assert step is not None
-    assert rig.worker.import_completed(STREAM, rig.now) == []
-    assert rig.send(feed(TEXT[:1])) == []
-    assert LANDED in rig.note(rig.worker.finish(step, rig.now))
-    assert rig.tokens() == TEXT[1:]

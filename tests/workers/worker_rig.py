@@ -166,12 +166,18 @@ class Rig:
         """KV of `seq` crosses from another engine to this worker's leg."""
         stream = StreamId("r", source, epoch)
         have = self.worker.offered(offer(stream, stop, model=model), self.now)
-        if have < stop:
+        self.put_all(other, seq, have, stop, epoch=epoch)
+        return self.note(self.worker.import_completed(stream, self.now))
+
+    def put_all(
+        self, other: SimulatedEngine, seq: SeqId, start: int, stop: int, *, epoch: int = 2
+    ) -> None:
+        """Every slice of tokens [start, stop) of `seq` arrives; nobody says that all have."""
+        if start < stop:
             for layer in range(MODEL.layers):
                 for part in Part:
-                    piece = other.read(seq, layer, part, have, stop)
+                    piece = other.read(seq, layer, part, start, stop)
                     self.engine.put(SeqId("r", epoch), piece)
-        return self.note(self.worker.import_completed(stream, self.now))
 
 
 def offer(
