@@ -60,18 +60,17 @@ def wait_until(good: Callable[[], Any], timeout_s: float = 30.0) -> Any:
 
 
 class Gateway:
-    """Hears the agents' leases, by site, and answers what the test says."""
+    """Hears the agents' leases, by site."""
 
     def __init__(self) -> None:
         self.port = free_port("127.0.0.1", set())
         self.leases: dict[str, dict[str, Any]] = {}
-        self.orders: dict[str, Any] = {}
 
     async def serve(self) -> None:
         async def lease(request: Request) -> JSONResponse:
             body = await request.json()
             self.leases[body["site"]] = body
-            return JSONResponse(self.orders)
+            return JSONResponse({})
 
         app = Starlette(routes=[Route("/internal/lease", lease, methods=["POST"])])
         config = uvicorn.Config(app, port=self.port, log_config=None, lifespan="off")
@@ -228,13 +227,30 @@ def test_a_site_that_no_node_has_is_refused_at_once(world, tmp_path):
     assert "site=shenzhen" in refused
 
 
-def test_an_order_to_drain_ends_the_worker(world):
+def test_a_worker_that_its_agent_drains_ends(world):
     worker = world.until_up("hami/relay/0")
-    world.gateway.orders = {"drain": ["hami/relay/0"]}
+    drained = httpx.post(
+        f"http://{world.deployment.agents['hami']}/drain",
+        json={"workers": ["hami/relay/0"]},
+        headers={"authorization": f"Bearer {world.secret}"},
+        timeout=5.0,
+    )
+    assert drained.json() == {"draining": ["hami/relay/0"]}
     wait_until(lambda: world.gateway.worker("hami/relay/0")["state"] == "drained")
-    world.gateway.orders = {}
     wait_until(lambda: not psutil.pid_exists(worker["info"]["pid"]), 10.0)
     assert world.gateway.worker("hami/compute/0")["state"] == "up"
+
+
+def test_a_line_that_ends_is_a_failed_deployment(world):
+    (line,) = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE and "transport.emulator" in child.cmdline()
+    ]
+    assert not world.deployment.failed.done()
+    line.kill()
+    wait_until(world.deployment.failed.done, 10.0)
+    assert world.deployment.failed.result() == "the emulated line ended (code -9)"
 
 
 def test_a_stop_leaves_no_process(world):

@@ -1,0 +1,273 @@
+"""The gateway as a whole on one socket, with workers whose words the test writes."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+from orchestrator.errors import UserError
+from orchestrator.live.directory import Directory
+from orchestrator.live.gateway import Gateway, load_tokenizer, read_api_keys, read_card, take_port
+from orchestrator.topology.schema import Topology
+from tests.orchestrator.live.channel_peer import Peer, messages_line, serving
+from workers.api.history import extend_history
+from workers.api.messages import Landed, Load, TokenRun
+from workers.engines.models import resolve_model
+
+MODEL = "smollm2-135m"
+TOPOLOGY = Topology.model_validate(
+    {
+        "model": MODEL,
+        "sites": {
+            "hami": {
+                "pools": {
+                    "p": {"chip": "cpu", "roles": ["prefill"]},
+                    "r": {"chip": "cpu", "roles": ["relay"]},
+                }
+            },
+            "shenzhen": {"pools": {"q": {"chip": "cpu", "roles": ["main"]}}},
+        },
+        "links": [{"between": ["hami", "shenzhen"], "delay": 0.025, "bandwidth": 1e6}],
+        "gateway": {"site": "shenzhen"},
+        "policy": {"route": "relay", "handoff": "catch-up"},
+        "security": {"api_keys_env": "PDD_TEST_KEYS"},
+    }
+)
+WORKERS = {"hami/p/0": "prefill", "hami/r/0": "relay", "shenzhen/q/0": "main"}
+KEY = {"authorization": "Bearer k1"}
+SECRET = {"authorization": "Bearer s3cret"}
+
+
+class World:
+    """A running gateway, its three workers and a client."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient, peers: dict[str, Peer]) -> None:
+        self.url, self.http, self.peers = url, http, peers
+        self.writers: dict[str, asyncio.StreamWriter] = {}
+
+    async def lease(self, site: str, headers: dict[str, str] = SECRET) -> httpx.Response:
+        workers = [
+            {
+                "name": name,
+                "pool": name.split("/")[1],
+                "roles": [role],
+                "state": "up",
+                "reason": None,
+                "http": f"127.0.0.1:{self.peers[name].port}",
+                "kv": "127.0.0.1:9",
+            }
+            for name, role in WORKERS.items()
+            if name.startswith(site)
+        ]
+        body = {"site": site, "agent_epoch": 1, "workers": workers}
+        return await self.http.post(f"{self.url}/internal/lease", json=body, headers=headers)
+
+    async def get(self, path: str) -> httpx.Response:
+        return await self.http.get(f"{self.url}{path}", headers=KEY)
+
+    async def all_up(self) -> None:
+        for site in TOPOLOGY.sites:
+            assert (await self.lease(site)).status_code == 200
+        for name, peer in self.peers.items():
+            self.writers[name] = await peer.stream()
+            self.writers[name].write(messages_line(load_of(name)))
+        await self.until("/ready", lambda answer: answer.status_code == 200)
+
+    async def until(self, path: str, good: Callable[[httpx.Response], bool]) -> httpx.Response:
+        """What `path` answers once that is good."""
+        async with asyncio.timeout(8.0):
+            while True:
+                answer = await self.get(path)
+                if good(answer):
+                    return answer
+                await asyncio.sleep(0.02)
+
+    def says(self, worker: str, start: dict[str, Any], index: int, law: list[int], id: int) -> None:
+        run = TokenRun(
+            request=start["request"],
+            epoch=start["epoch"],
+            index=index,
+            ids=(id,),
+            hist=extend_history(0, law),
+            fed=len(law),
+        )
+        self.writers[worker].write(messages_line(run))
+
+    async def law_reaches(self, worker: str, length: int) -> None:
+        while (await self.peers[worker].message("feed"))["law"] < length:
+            pass
+
+    def complete(self, **fields: Any) -> "asyncio.Task[httpx.Response]":
+        body = {
+            "model": MODEL,
+            "prompt": [1, 2, 3],
+            "max_tokens": 3,
+            "temperature": 0,
+            "pdd_timings": True,
+            "pdd_token_ids": True,
+        } | fields
+        url = f"{self.url}/v1/completions"
+        return asyncio.create_task(self.http.post(url, json=body, headers=KEY))
+
+
+def load_of(name: str) -> Load:
+    return Load(
+        worker=name,
+        running=0,
+        prefill_tokens=0,
+        kv_free_tokens=2048,
+        kv_total_tokens=2048,
+        kv_held_tokens=0,
+        step_s=0.02,
+        prefill_tokens_per_s=100.0,
+    )
+
+
+@contextlib.asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    directory = resolve_model(MODEL)
+    gateway = Gateway(
+        TOPOLOGY,
+        card=read_card(MODEL, directory),
+        tokenizer=load_tokenizer(MODEL, directory),
+        directory=Directory(TOPOLOGY, None),
+        secret="s3cret",
+        api_keys=frozenset({"k1"}),
+    )
+    stop = asyncio.Event()
+    with contextlib.closing(take_port("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        running = asyncio.create_task(gateway.run(listening, stop))
+        async with contextlib.AsyncExitStack() as stack:
+            peers = {name: await stack.enter_async_context(serving()) for name in WORKERS}
+            for name, peer in peers.items():
+                peer.name = name
+            http = await stack.enter_async_context(httpx.AsyncClient(timeout=8.0))
+            try:
+                yield World(f"http://127.0.0.1:{port}", http, peers)
+            finally:
+                stop.set()
+                async with asyncio.timeout(8.0):
+                    await running
+
+
+def play(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        async with world() as there:
+            await scenario(there)
+
+    uvloop.run(whole())
+
+
+def test_a_relayed_request_shows_in_its_account_in_metrics_and_in_status() -> None:
+    async def scenario(w: World) -> None:
+        await w.all_up()
+        answer = w.complete()
+        prefill = await w.peers["hami/p/0"].message("start")
+        relay = await w.peers["hami/r/0"].message("start")
+        main = await w.peers["shenzhen/q/0"].message("start")
+        w.says("hami/p/0", prefill, 0, [], 10)
+        await w.law_reaches("hami/r/0", 1)
+        w.says("hami/r/0", relay, 1, [10], 11)
+        await w.law_reaches("shenzhen/q/0", 2)
+        landed = Landed(request=main["request"], epoch=main["epoch"], covered=0)
+        w.writers["shenzhen/q/0"].write(messages_line(landed))
+        w.says("shenzhen/q/0", main, 2, [10, 11], 12)
+        told = (await answer).json()
+        assert told["pdd"]["token_ids"] == [10, 11, 12]
+        assert (told["pdd"]["route"], told["pdd"]["handoff_index"]) == ("relay", 2)
+        scraped = (await w.get("/metrics")).text
+        assert "pdd_handoffs_total 1.0" in scraped
+        assert 'pdd_requests_total{outcome="length",route="relay"} 1.0' in scraped
+        assert "pdd_relay_tokens_total 1.0" in scraped
+        assert 'pdd_kv_free_tokens{pool="q",site="shenzhen",worker="shenzhen/q/0"} 2048' in scraped
+        status = (await w.get("/status")).json()
+        assert status["ready"]
+        assert status["requests"] == {"open": 0, "queued": 0}
+        assert [(x["name"], x["state"]) for x in status["workers"]] == [
+            (name, "up") for name in sorted(WORKERS)
+        ]
+        assert status["links"][0]["rtt_s"] == 0.05
+
+    play(scenario)
+
+
+def test_losses_and_failures_show_in_metrics() -> None:
+    async def scenario(w: World) -> None:
+        await w.all_up()
+        answer = w.complete()
+        await w.peers["hami/p/0"].message("start")
+        for peer in w.peers.values():
+            await peer.stop()
+        scraped = await w.until("/metrics", lambda a: 'event="workers_lost"} 3.0' in a.text)
+        assert 'pdd_core_events_total{event="main_lost"}' in scraped.text
+        assert (await w.get("/ready")).status_code == 503
+        refused = await w.complete()
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+
+    play(scenario)
+
+
+def test_the_end_is_told_to_a_client_that_waits() -> None:
+    async def whole() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            w = await stack.enter_async_context(world())
+            await w.all_up()
+            streaming = w.complete(stream=True)
+            start = await w.peers["hami/p/0"].message("start")
+            w.says("hami/p/0", start, 0, [], 10)
+            await w.law_reaches("hami/r/0", 1)
+            ending = asyncio.create_task(stack.aclose())
+            text = (await streaming).text
+            await ending
+        assert "the service is shutting down" in text
+        assert text.endswith("data: [DONE]\n\n")
+
+    uvloop.run(whole())
+
+
+def test_agents_and_clients_have_keys_of_their_own() -> None:
+    async def scenario(w: World) -> None:
+        assert (await w.lease("hami", KEY)).status_code == 401
+        assert (await w.http.get(f"{w.url}/status", headers=SECRET)).status_code == 401
+        assert (await w.http.get(f"{w.url}/health")).status_code == 200
+        bad = await w.http.post(f"{w.url}/internal/lease", json={"site": 1}, headers=SECRET)
+        assert (bad.status_code, bad.json()["error"]) == (
+            400,
+            "site: missing, or not of type str",
+        )
+        assert (await w.http.post(f"{w.url}/internal/x", headers=SECRET)).status_code == 404
+
+    play(scenario)
+
+
+def test_the_card_is_read_from_the_models_own_files(tmp_path: Path) -> None:
+    directory = resolve_model(MODEL)
+    card = read_card("/somewhere/smol", directory)
+    assert (card.name, card.max_context, card.vocab_size) == ("smol", 8192, 49152)
+    assert card.stop_ids == (2,)
+    model = tmp_path / "gpt2"
+    shutil.copytree(directory, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = {"model_type": "gpt2", "n_positions": 77, "vocab_size": 99, "eos_token_id": 5}
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    card = read_card("gpt2", model)
+    assert (card.max_context, card.vocab_size, card.stop_ids) == (77, 99, (5, 6))
+
+
+def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDD_TEST_KEYS", " a, b ,,")
+    assert read_api_keys(TOPOLOGY) == {"a", "b"}
+    monkeypatch.setenv("PDD_TEST_KEYS", " , ")
+    with pytest.raises(UserError, match=r"^security\.api_keys_env: PDD_TEST_KEYS is empty"):
+        read_api_keys(TOPOLOGY)
