@@ -24,7 +24,6 @@ def compare(
     """
     for index, (mine, theirs) in enumerate(zip(ids, reference, strict=False)):
         if mine != theirs:
-            known = margins is not None and index < len(margins)
-            near = known and margins[index] <= NEAR_TIE
+            near = margins is not None and any(m <= NEAR_TIE for m in margins[index : index + 1])
             return Verdict.NEAR_TIE if near else Verdict.DIFFERENT
     return Verdict.EQUAL if len(ids) == len(reference) else Verdict.DIFFERENT

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -169,7 +170,7 @@ class WorkerChannel:
                 self._pending[path] = []
                 task = asyncio.create_task(self._post(path, messages))
                 posts[task] = messages
-                task.add_done_callback(lambda task, path=path: self._posted(path, task))
+                task.add_done_callback(functools.partial(self._posted, path))
 
     def _posted(self, path: str, task: asyncio.Task[None]) -> None:
         del self._posts[path][task]
@@ -263,7 +264,7 @@ class WorkerChannel:
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, RECONNECT_MOST_S)
 
-    async def _lines(self) -> AsyncIterator[bytes]:
+    async def _lines(self) -> AsyncGenerator[bytes, None]:
         """The lines of one stream, to its end. Raises httpx.HTTPError, WireError."""
         timeout = httpx.Timeout(self._unreachable_s, connect=CONNECT_TIMEOUT_S)
         async with self._http.stream(

@@ -162,7 +162,8 @@ class Deployment:
         async with httpx.AsyncClient(headers=headers, timeout=5.0, trust_env=False) as http:
             answered = await http.get(f"http://{self.agents[site]}/inventory")
             answered.raise_for_status()
-            return answered.json()
+            inventory: dict[str, Any] = answered.json()
+            return inventory
 
     # ------------------------------------------------------------ starting
 
@@ -327,7 +328,7 @@ class Deployment:
         """Tell how the workers come along until all are up. Raises LaunchFailed."""
         said: dict[str, str] = {}
         while True:
-            states = []
+            states: list[str | None] = []
             for site in self.agents:
                 try:
                     inventory = await self.inventory(site)

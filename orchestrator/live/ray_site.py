@@ -172,11 +172,11 @@ class AgentActor:
     def _run(self) -> None:
         try:
             uvloop.run(self._serve())
-        except OSError as error:
-            self._failure = f"agent of {self._spec.site}: {error}"
-            self._settled.set()
-            return
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and not self._settled.is_set():  # its port is taken
+                self._failure = f"agent of {self._spec.site}: {error}"
+                self._settled.set()
+                return
             log.exception("agent died")
             os._exit(1)  # Ray starts another, which adopts the workers
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
