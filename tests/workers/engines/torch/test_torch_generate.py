@@ -36,18 +36,16 @@ QUESTIONS = [
     "What is the largest ocean?",
     "How does a bicycle stay upright?",
 ]
+# The model's own template without its system prompt, which would double what there is to compute.
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 NEW = 8
 NEW_ALONE = 3  # one row a step is slow
 
 
+@pytest.mark.timeout(300)  # the most that any test computes
 def test_twenty_prompts_alone_and_in_a_mixed_batch(smollm, smollm_dir) -> None:
     tokenizer = AutoTokenizer.from_pretrained(smollm_dir)
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
-        )
-        for text in QUESTIONS
-    ]
+    prompts = [tokenizer(CHAT.format(text)).input_ids for text in QUESTIONS]
     reference = AutoModelForCausalLM.from_pretrained(smollm_dir, dtype=torch.float32)
     theirs = generate(reference, prompts, NEW)
     del reference
