@@ -127,25 +127,26 @@ def test_truncating_into_a_shared_block_replaces_it() -> None:
     assert first.blocks[0] == second.blocks[0]
 
 
-def test_truncating_into_a_named_block_takes_its_name() -> None:
+def two_named_blocks() -> tuple[BlockPool, list[int], BlockTable]:
+    """A pool of four, the tokens of a table's two blocks, and the table."""
     pool = BlockPool(4, 16)
     tokens = list(range(32))
     table = pool.open(2, [])
     pool.extend(table, 2)
     for unit, name in enumerate(names(tokens, 16)):
         pool.remember(table, unit, name)
+    return pool, tokens, table
+
+
+def test_truncating_into_a_named_block_takes_its_name() -> None:
+    pool, tokens, table = two_named_blocks()
     assert pool.truncate(table, 20) is None
     assert pool.find(names(tokens, 16)) == table.blocks[:1]
     assert table.capacity == 2
 
 
 def test_truncating_on_a_block_boundary_keeps_what_was_cut_as_cache() -> None:
-    pool = BlockPool(4, 16)
-    tokens = list(range(32))
-    table = pool.open(2, [])
-    pool.extend(table, 2)
-    for unit, name in enumerate(names(tokens, 16)):
-        pool.remember(table, unit, name)
+    pool, tokens, table = two_named_blocks()
     assert pool.truncate(table, 16) is None
     assert len(pool.find(names(tokens, 16))) == 2
     assert pool.cached == 1
