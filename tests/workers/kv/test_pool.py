@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from workers.kv.pool import BlockCopy, BlockPool, PoolFull
+from workers.kv.pool import BlockCopy, BlockPool, BlockTable, PoolFull
 from workers.kv.prefix import extend_chain, next_key, root_key
 
 
