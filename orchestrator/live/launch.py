@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -273,8 +274,10 @@ class Deployment:
         head = [
             *("--head", "--port", address.rsplit(":", 1)[1], "--no-monitor"),
             *("--include-dashboard", "false", "--dashboard-port", str(dashboard)),
-            *("--ray-client-server-port", str(client)),
         ]
+        if find_spec("grpc") is not None:
+            # Where gRPC is installed Ray opens its client's port, else at one fixed number.
+            head += ["--ray-client-server-port", str(client)]
         member = ["--address", address]
         for number, spec in enumerate(specs):
             cpus = -(-len(spec.workers) // WORKERS_PER_CPU) or 1
