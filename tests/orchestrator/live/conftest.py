@@ -10,7 +10,7 @@ from tests.orchestrator.live.live_service import SECRET
 from workers.service.config import SECRET_ENV
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """`pdd serve` with the laptop topology: SmolLM2, three workers, 25 ms, 10 Mbps."""
     logs = tmp_path_factory.mktemp("logs")

@@ -244,7 +244,7 @@ def test_a_worker_that_its_agent_drains_ends(world):
 def test_a_line_that_ends_is_a_failed_deployment(world):
     (line,) = [
         child
-        for child in psutil.Process().children(recursive=True)
+        for child in psutil.Process().children()
         if child.status() != psutil.STATUS_ZOMBIE and "transport.emulator" in child.cmdline()
     ]
     assert not world.deployment.failed.done()
