@@ -97,8 +97,17 @@ class Loop:
         asyncio.run_coroutine_threadsafe(job, self._loop)
 
     def close(self) -> None:
+        """End what still runs in it, then the loop itself."""
+        self.run(self._end_tasks(), 10.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5.0)
+        self._loop.close()
+
+    async def _end_tasks(self) -> None:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class World:
