@@ -1,0 +1,105 @@
+"""A process in virtual time: it can be killed, frozen and started again, and has its own clock."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.virtual.schedule import Call, Schedule
+
+End = Callable[[str], object]  # told why a connection ended
+
+if TYPE_CHECKING:
+    from orchestrator.virtual.network import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockError:
+    """How a process's clock differs: it began at `offset_s`, and runs at `rate` times real time."""
+
+    offset_s: float = 0.0
+    rate: float = 1.0
+
+
+class Process:
+    """What all processes have in common.
+
+    `life` counts its starts: a call that was meant for an earlier life is dropped. While it is
+    frozen, calls wait; a dead one does nothing.
+    """
+
+    def __init__(
+        self, name: str, site: str, schedule: Schedule, clock: ClockError = ClockError()
+    ) -> None:
+        self.name = name
+        self.site = site
+        self.schedule = schedule
+        self.life = 0
+        self.alive = False
+        self.frozen = False
+        self.connections: dict["Connection", None] = {}  # in the order they were opened
+        self._clock = clock
+        self._latest = 0.0
+        self._waiting: list[tuple[Call, tuple[Any, ...]]] = []
+
+    # ------------------------------------------------------------ its own time
+
+    def time(self) -> float:
+        """Now, on this process's own monotonic clock."""
+        return self._reached(self._clock.offset_s + self._clock.rate * self.schedule.now)
+
+    def alarm(self, due: float, call: Call, *args: Any) -> None:
+        """Call when this process's clock shows `due`, if it is still the same life."""
+        when = (due - self._clock.offset_s) / self._clock.rate
+        self.schedule.at(when, self._ring, self.life, due, call, args)
+
+    def after(self, delay_s: float, call: Call, *args: Any) -> None:
+        """Call in `delay_s` of its own time."""
+        self.alarm(self.time() + delay_s, call, *args)
+
+    def _ring(self, life: int, due: float, call: Call, args: tuple[Any, ...]) -> None:
+        if life == self.life and self.alive:
+            self._reached(due)  # rounding must not make it a moment too early
+            self.do(call, *args)
+
+    def _reached(self, time: float) -> float:
+        self._latest = max(self._latest, time)
+        return self._latest
+
+    # ------------------------------------------------------------ life and death
+
+    def start(self) -> None:
+        """A new life."""
+        self.life += 1
+        self.alive, self.frozen = True, False
+        self._waiting.clear()
+        self._latest = self._clock.offset_s + self._clock.rate * self.schedule.now
+
+    def kill(self) -> None:
+        """SIGKILL: the other ends of its connections hear of it from the kernel."""
+        if not self.alive:
+            return
+        self.life += 1
+        self.alive = self.frozen = False
+        self._waiting.clear()
+        for connection in list(self.connections):
+            connection.died(self)
+
+    def freeze(self) -> None:
+        """SIGSTOP: what comes waits."""
+        self.frozen = self.alive
+
+    def thaw(self) -> None:
+        """SIGCONT: what waited is done, in order."""
+        if not self.frozen:
+            return
+        self.frozen = False
+        while self._waiting and not self.frozen and self.alive:
+            call, args = self._waiting.pop(0)
+            call(*args)
+
+    def do(self, call: Call, *args: Any) -> None:
+        """Make a call in this process: now, after the thaw, or never."""
+        if self.frozen:
+            self._waiting.append((call, args))
+        elif self.alive:
+            call(*args)
