@@ -22,14 +22,21 @@ FLOORS = [
     ["orchestrator.state"],
     ["orchestrator.policy"],
     ["orchestrator.lifecycle"],
+    ["orchestrator.membership"],
     ["orchestrator.topology"],
     ["orchestrator.metrics"],
-    ["orchestrator.live", "orchestrator.replay"],
+    ["orchestrator.live", "orchestrator.virtual"],
+    ["orchestrator.replay"],
     ["benchmarks"],
     ["orchestrator.cli"],
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-PURE = ("orchestrator.state", "orchestrator.policy", "orchestrator.lifecycle")
+PURE = (
+    "orchestrator.state",
+    "orchestrator.policy",
+    "orchestrator.lifecycle",
+    "orchestrator.membership",
+)
 IMPURE = {
     "aiohttp",
     "asyncio",

@@ -1,0 +1,271 @@
+"""What a site's agent knows of its workers, and how often it says so."""
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from orchestrator.membership.reports import WorkerState
+from workers.api.messages import Role
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 1.0  # each worker is looked at this often
+ANSWER_S = 10.0  # a description that takes longer has failed
+LEASE_S = 1.0
+LEASE_MOST_S = 5.0
+LEASE_TIMEOUT_S = 3.0  # below a lease, so that one stuck renewal does not cost it
+NOWHERE = "none:0"  # in a report, of a worker that has no address yet
+
+
+class Phase(StrEnum):
+    """What a worker's own process says of itself."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A worker process's account of itself; `http` and `kv` are "host:port"."""
+
+    roles: tuple[Role, ...]
+    http: str
+    kv: str
+    phase: Phase
+    reason: str | None
+    draining: bool
+    info: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """A worker that the site is to run. Its addresses are known once it is placed or adopted."""
+
+    name: str
+    pool: str
+    roles: tuple[Role, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Start the worker's process."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Tell the worker's process to take no new legs, and to end when the running ones have."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remove:
+    """End the worker's process for good, and start no other in its place."""
+
+    worker: str
+
+
+Order = Place | Drain | Remove
+
+FINAL = {WorkerState.FAILED, WorkerState.DRAINED}
+
+
+@dataclass(slots=True)
+class _Known:
+    """One worker. `answered_at` is when it last served, for what starts too slowly."""
+
+    name: str
+    pool: str
+    roles: tuple[Role, ...]
+    answered_at: float
+    http: str
+    kv: str
+    state: WorkerState = WorkerState.STARTING
+    reason: str | None = None
+    info: dict[str, Any] | None = None
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "pool": self.pool,
+            "roles": list(self.roles),
+            "state": self.state,
+            "reason": self.reason,
+            "http": self.http,
+            "kv": self.kv,
+            "info": self.info,
+        }
+
+
+class SiteInventory:
+    """The workers of one site, as its agent with this `epoch` knows them.
+
+    `front` is the agent's own "host:port". Begin it once, then look at every worker in `watched`
+    each `WATCH_S`: tell what it says of itself, or that it does not answer. What comes back is to
+    be carried out; an order that cannot be is forgotten, and given again while it is due.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        workers: Iterable[Assigned],
+        *,
+        front: str,
+        epoch: int,
+        start_s: float,
+        now: float,
+    ) -> None:
+        self._site = site
+        self._front = front
+        self._epoch = epoch
+        self._start_s = start_s  # a worker that is not up after this long has failed
+        self._refusal: str | None = None
+        self._known = {
+            w.name: _Known(
+                name=w.name, pool=w.pool, roles=w.roles, answered_at=now, http=NOWHERE, kv=NOWHERE
+            )
+            for w in workers
+        }
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._known)
+
+    @property
+    def watched(self) -> list[str]:
+        """Workers that are not given up and have not ended."""
+        return [name for name, known in self._known.items() if known.state not in FINAL]
+
+    def begin(self, running: Collection[str], refusal: str | None) -> list[Order]:
+        """Adopt the workers that run already, place the others.
+
+        `refusal` is why the site's nodes cannot hold all its workers; None: they can.
+        """
+        orders: list[Order] = []
+        for name, known in self._known.items():
+            if name in running:
+                log.info("adopting", extra={"worker": name})
+            elif refusal is None:
+                orders.append(Place(worker=name))
+            else:
+                self._refusal = refusal
+                self._give_up(known, refusal)
+        return orders
+
+    def placed(self, worker: str, http: str, kv: str) -> None:
+        """The worker's process was started, with these addresses."""
+        known = self._known[worker]
+        known.http, known.kv = http, kv
+
+    def described(self, worker: str, said: Description, now: float) -> list[Order]:
+        """The worker's process answered."""
+        known = self._known[worker]
+        if known.state in FINAL:
+            return []
+        known.roles, known.http, known.kv = said.roles, said.http, said.kv
+        return _AFTER[said.phase](self, known, said, now)
+
+    def unanswered(self, worker: str, reason: str | None, now: float) -> list[Order]:
+        """The worker's process did not answer: it is being restarted, or is gone."""
+        known = self._known[worker]
+        if known.state in FINAL:
+            return []
+        if known.state is WorkerState.UP:
+            log.warning("worker restarts", extra={"worker": worker})
+            known.state = WorkerState.RESTARTING
+        known.reason = reason or "its process does not answer"
+        return self._patience(known, now)
+
+    def drain(self, workers: Iterable[str]) -> list[Order]:
+        """Somebody wants these workers to end in peace."""
+        orders: list[Order] = []
+        for name in workers:
+            known = self._known.get(name)
+            if known is not None and known.state not in FINAL:
+                known.state = WorkerState.DRAINING
+                orders.append(Drain(worker=name))
+        return orders
+
+    def report(self, lease: str) -> dict[str, Any]:
+        """What the agent posts with each renewal; `lease` is how the last one went."""
+        return {
+            "site": self._site,
+            "agent_epoch": self._epoch,
+            "agent": self._front,
+            "refusal": self._refusal,
+            "lease": lease,
+            "workers": [known.report() for known in self._known.values()],
+        }
+
+    # ------------------------------------------------------------ by what the process says
+
+    def _loading(self, known: _Known, said: Description, now: float) -> list[Order]:
+        if known.state is WorkerState.DRAINING:
+            return self._drained(known)  # another process took its place: nothing is left to drain
+        if known.state is WorkerState.UP:
+            known.state = WorkerState.RESTARTING
+        known.reason = "loading model"
+        return self._patience(known, now)
+
+    def _serving(self, known: _Known, said: Description, now: float) -> list[Order]:
+        known.answered_at, known.reason, known.info = now, said.reason, said.info
+        if said.draining:  # it was told so by another agent, or by a signal
+            known.state = WorkerState.DRAINING
+        if known.state is not WorkerState.DRAINING:
+            known.state = WorkerState.UP
+            return []
+        return [] if said.draining else [Drain(worker=known.name)]
+
+    def _failed(self, known: _Known, said: Description, now: float) -> list[Order]:
+        return self._give_up(known, said.reason or "failed")
+
+    def _ended(self, known: _Known, said: Description, now: float) -> list[Order]:
+        return self._drained(known)
+
+    def _patience(self, known: _Known, now: float) -> list[Order]:
+        if now - known.answered_at <= self._start_s:
+            return []
+        if known.state is WorkerState.DRAINING:
+            return self._drained(known)
+        return self._give_up(known, f"not up within {self._start_s:g} s: {known.reason}")
+
+    def _give_up(self, known: _Known, reason: str) -> list[Order]:
+        log.error("worker failed", extra={"worker": known.name, "reason": reason})
+        known.state, known.reason = WorkerState.FAILED, reason
+        return [Remove(worker=known.name)]
+
+    def _drained(self, known: _Known) -> list[Order]:
+        known.state, known.reason = WorkerState.DRAINED, None
+        return [Remove(worker=known.name)]
+
+
+_AFTER: dict[Phase, Callable[[SiteInventory, _Known, Description, float], list[Order]]] = {
+    Phase.LOADING: SiteInventory._loading,
+    Phase.SERVING: SiteInventory._serving,
+    Phase.FAILED: SiteInventory._failed,
+    Phase.ENDED: SiteInventory._ended,
+}
+
+
+class Renewals:
+    """When the site's lease is renewed next: each `LEASE_S`, less often while that fails."""
+
+    def __init__(self) -> None:
+        self.state = "not yet renewed"  # for people
+        self._wait_s = LEASE_S
+
+    def renewed(self) -> float:
+        """Seconds to wait after a renewal that the gateway took."""
+        self.state, self._wait_s = "renewed", LEASE_S
+        return self._wait_s
+
+    def failed(self, reason: str) -> float:
+        """Seconds to wait after one that it did not."""
+        self.state, self._wait_s = reason, min(2 * self._wait_s, LEASE_MOST_S)
+        return self._wait_s

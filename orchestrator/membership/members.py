@@ -1,0 +1,132 @@
+"""The deployment's workers as one gateway knows them: news in, the machine's events out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from orchestrator.membership.reach import CameUp, Lost, News
+from orchestrator.membership.reports import Hello
+from orchestrator.state.events import (
+    Event,
+    Heard,
+    Reconnected,
+    WorkerDraining,
+    WorkerLost,
+    WorkerReturned,
+    WorkerUp,
+)
+from workers.api.messages import DownMessage, Load, Role, Stop, UpMessage
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker of the deployment. `load` is its last account of itself, while it is up."""
+
+    site: str
+    pool: str
+    roles: frozenset[Role]
+    hello: Hello | None = None  # None: not up
+    load: Load | None = None
+    draining: bool = False
+
+
+class Members:
+    """Every worker that has joined and not left. The events are to be told in their order.
+
+    `needed` are the workers without which the service is not ready when it starts. What is said
+    of a worker that is no member gives no event.
+    """
+
+    def __init__(self, needed: frozenset[str]) -> None:
+        self.by_name: dict[str, Member] = {}
+        self._awaited = set(needed)  # of the needed, those that were never up yet
+
+    def why_not_ready(self) -> str | None:
+        """Ready once every needed worker has been up, and while some worker is.
+
+        After that any live worker may serve, whatever its role: the core knows which can.
+        """
+        if self._awaited:
+            return f"waiting for workers: {', '.join(sorted(self._awaited))}"
+        if not any(m.hello is not None and not m.draining for m in self.by_name.values()):
+            return "no worker is up"
+        return None
+
+    def deliverable(self, worker: str, message: DownMessage) -> bool:
+        """Whether a message is still worth sending.
+
+        The loss of a worker that is not up has been told; only what frees memory still goes there.
+        """
+        member = self.by_name.get(worker)
+        return member is not None and (member.hello is not None or isinstance(message, Stop))
+
+    # ------------------------------------------------------------ what agents report
+
+    def join(self, worker: str, site: str, pool: str, roles: frozenset[Role]) -> bool:
+        """A worker that its agent reports. Whether it is new: a stream to it must be opened."""
+        known = self.by_name.get(worker)
+        if known is None:
+            self.by_name[worker] = Member(site=site, pool=pool, roles=roles)
+        return known is None
+
+    def drain(self, worker: str) -> list[Event]:
+        """No new legs for this worker."""
+        member = self.by_name.get(worker)
+        if member is None or member.draining:
+            return []
+        member.draining = True
+        return [WorkerDraining(worker=worker)]
+
+    def revive(self, worker: str) -> list[Event]:
+        """A drained worker may have new legs again: its site's lease was renewed."""
+        member = self.by_name.get(worker)
+        if member is None or not member.draining:
+            return []
+        member.draining = False
+        return [WorkerReturned(worker=worker)] if member.hello is not None else []
+
+    def remove(self, worker: str) -> list[Event]:
+        """The worker has left the deployment."""
+        if self.by_name.pop(worker, None) is None:
+            return []
+        return [WorkerLost(worker=worker, reason="it left")]
+
+    # ------------------------------------------------------------ what streams tell
+
+    def learn(self, worker: str, news: News) -> list[Event]:
+        """What a worker's reach has to tell."""
+        member = self.by_name.get(worker)
+        if member is None:
+            return []
+        if isinstance(news, CameUp):
+            return self._came_up(worker, member, news.hello)
+        if isinstance(news, Lost):
+            member.hello = member.load = None
+            return [WorkerLost(worker=worker, reason=news.reason)]
+        return [Reconnected(worker=worker)]
+
+    def heard(self, worker: str, messages: Iterable[UpMessage]) -> list[Event]:
+        """What the worker says in its stream."""
+        member = self.by_name.get(worker)
+        if member is None:
+            return []
+        events: list[Event] = []
+        for message in messages:
+            if isinstance(message, Load):
+                member.load = message
+                self._awaited.discard(worker)
+            events.append(Heard(worker=worker, message=message))
+        return events
+
+    def _came_up(self, worker: str, member: Member, hello: Hello) -> list[Event]:
+        member.hello = hello
+        up = WorkerUp(
+            worker=worker,
+            site=member.site,
+            pool=member.pool,
+            roles=member.roles,
+            slots=hello.slots,
+            max_context=hello.max_context,
+            kv_total_tokens=hello.kv_total_tokens,
+            kv_bytes_per_token=hello.kv_bytes_per_token,
+        )
+        return [up, WorkerDraining(worker=worker)] if member.draining else [up]

@@ -1,0 +1,124 @@
+"""What workers and agents say of themselves, read strictly."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from workers.api.messages import Role
+from workers.api.wire import WireError
+
+ADDRESS = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}")
+
+T = TypeVar("T")
+
+
+class LeaseRefused(Exception):
+    """An agent's report that makes no sense, or comes too late; the text is one line."""
+
+
+class WorkerState(StrEnum):
+    """What an agent knows of a worker."""
+
+    STARTING = "starting"
+    UP = "up"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    DRAINING = "draining"
+    DRAINED = "drained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """One worker as its agent tells of it; `http` and `kv` are "host:port"."""
+
+    name: str
+    pool: str
+    roles: frozenset[Role]
+    state: WorkerState
+    reason: str | None
+    http: str
+    kv: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What an agent posts with each renewal of its site's lease."""
+
+    site: str
+    agent_epoch: int
+    workers: dict[str, WorkerReport]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a worker's process says of itself when its token stream opens."""
+
+    worker: str
+    pid: int
+    slots: int
+    max_context: int
+    kv_total_tokens: int
+    kv_bytes_per_token: int
+
+
+def read_hello(body: Any) -> Hello:
+    """The hello in a stream's first line. Raises WireError."""
+    try:
+        info = body["info"]
+        hello = Hello(
+            worker=body["worker"],
+            pid=body["pid"],
+            slots=body["slots"],
+            max_context=info["max_context"],
+            kv_total_tokens=info["kv_total_tokens"],
+            kv_bytes_per_token=body["kv_bytes_per_token"],
+        )
+    except (KeyError, TypeError) as error:
+        raise WireError(f"not a hello: {type(error).__name__} {error}") from error
+    numbers = (hello.pid, hello.slots, hello.max_context, hello.kv_total_tokens)
+    if not all(type(n) is int and n > 0 for n in (*numbers, hello.kv_bytes_per_token)):
+        raise WireError("not a hello: its numbers must be whole and above 0")
+    return hello
+
+
+def read_report(body: Any) -> Report:
+    """An agent's report from JSON. Raises LeaseRefused, whose text names the field."""
+    site, epoch = _field(body, "site", str), _field(body, "agent_epoch", int)
+    workers = [_read_worker(worker) for worker in _field(body, "workers", list)]
+    for worker in workers:
+        if not worker.name.startswith(f"{site}/{worker.pool}/"):
+            raise LeaseRefused(f"name: {worker.name!r} is no worker of {site}/{worker.pool}")
+    return Report(site=site, agent_epoch=epoch, workers={w.name: w for w in workers})
+
+
+def _read_worker(body: Any) -> WorkerReport:
+    reason = body.get("reason") if isinstance(body, dict) else None
+    try:
+        roles = frozenset(Role(role) for role in _field(body, "roles", list))
+        state = WorkerState(_field(body, "state", str))
+    except ValueError as error:
+        raise LeaseRefused(f"workers: {error}") from error
+    return WorkerReport(
+        name=_field(body, "name", str),
+        pool=_field(body, "pool", str),
+        roles=roles,
+        state=state,
+        reason=reason if isinstance(reason, str) else None,
+        http=_address(body, "http"),
+        kv=_address(body, "kv"),
+    )
+
+
+def _field(body: Any, key: str, kind: type[T]) -> T:
+    value = body.get(key) if isinstance(body, dict) else None
+    if type(value) is not kind:
+        raise LeaseRefused(f"{key}: missing, or not of type {kind.__name__}")
+    return value
+
+
+def _address(body: Any, key: str) -> str:
+    address = _field(body, key, str)
+    if not ADDRESS.fullmatch(address):
+        raise LeaseRefused(f"{key}: {address!r} is not host:port")
+    return address
