@@ -55,8 +55,7 @@ ACTS = (
 def next_token(prompt: tuple[int, ...], own: tuple[int, ...]) -> int:
     hashes = array("Q")
     grow_history(hashes, (*prompt, *own))
-    (choice,) = choose(MODEL, [Wish(hashes[-1], len(own), 0, (END,), 0)])
-    return choice.token
+    return choose(MODEL, Wish(hashes[-1], len(own), 0, (END,), 0)).token
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -1,6 +1,5 @@
 """The simulated engine: modelled tokens, KV and time over a real block pool."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from workers.engines.simulated.model import (
     choose,
     describe,
     kv_bits,
-    next_hashes,
+    next_hash,
     seed_word,
 )
 from workers.engines.simulated.sequence import SimulatedSequence
@@ -83,44 +82,36 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
 
     def finish(self, step: Step) -> StepResult:
         assert isinstance(step, SimulatedStep), "a step comes from this engine's begin"
+        samples: list[Sample] = []
+        computed: dict[SeqId, int] = {}
+        written: list[tuple[SeqId, int, int]] = []
+        prefill = 0
         with self._lock:
-            entries = [entry for entry in step.entries if self._still_wanted(entry)]
-            written = [(e.seq.id, e.seq.computed, e.stop) for e in entries]
-            for entry in entries:
-                self._compute_to(entry.seq, entry.stop)
-            computed = {entry.seq.id: entry.seq.computed for entry in entries}
-            samples = self._sample([entry.seq for entry in entries if entry.sample])
+            for entry in step.entries:
+                if not self._still_wanted(entry):
+                    continue
+                state = entry.seq
+                if state.computed < entry.stop:
+                    written.append((state.id, state.computed, entry.stop))
+                self._compute_to(state, entry.stop)
+                computed[state.id] = state.computed
+                prefill += entry.count - 1
+                if entry.sample:
+                    samples.append(self._sample(state))
         if self.on_kv is not None:
             for layer in range(self._layers):
                 for seq, start, stop in written:
-                    if start < stop:
-                        self.on_kv(seq, layer, start, stop)
-        prefill = sum(entry.count - 1 for entry in entries)
-        return StepResult(samples=samples, computed=computed, prefill_tokens=prefill)
+                    self.on_kv(seq, layer, start, stop)
+        return StepResult(samples=tuple(samples), computed=computed, prefill_tokens=prefill)
 
-    def _sample(self, states: Sequence[SimulatedSequence]) -> tuple[Sample, ...]:
-        wishes = [
-            Wish(
-                state.hashes[-1],
-                len(state.tokens) - state.spec.prompt_len,
-                state.seed,
-                state.spec.stop_ids,
-                state.spec.min_tokens,
-            )
-            for state in states
-        ]
-        choices = choose(self._model, wishes)
-        hashes = next_hashes(
-            [wish.history for wish in wishes],
-            [choice.token for choice in choices],
-            [len(state.tokens) for state in states],
-        )
-        samples = []
-        for state, choice, history in zip(states, choices, hashes, strict=True):
-            state.tokens.append(choice.token)
-            state.hashes.append(history)
-            samples.append(self._described(state, choice))
-        return tuple(samples)
+    def _sample(self, state: SimulatedSequence) -> Sample:
+        spec, history, position = state.spec, state.hashes[-1], len(state.tokens)
+        place = position - spec.prompt_len
+        wish = Wish(history, place, state.seed, spec.stop_ids, spec.min_tokens)
+        choice = choose(self._model, wish)
+        state.tokens.append(choice.token)
+        state.hashes.append(next_hash(history, choice.token, position))
+        return self._described(state, choice)
 
     def _described(self, state: SimulatedSequence, choice: Choice) -> Sample:
         wanted = state.spec.sampling

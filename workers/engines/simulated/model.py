@@ -1,13 +1,15 @@
 """The simulated model: tokens and KV as pure functions of the tokens before them.
 
 The hash of a history is the sum, modulo 2^64, of one mixed word per (token, position): it grows
-by one addition per token, and a whole prompt is one vectorised pass.
+by one addition per token, and a whole prompt is one vectorised pass. What concerns one token is
+computed in plain integers, which takes a tenth of what arrays of one element do.
 """
 
 import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +17,12 @@ import numpy as np
 from workers.api.info import Fingerprint, Part
 from workers.api.messages import Sampling, TokenLogprobs
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_POSITION = np.uint64(0xD1B54A32D192ED03)
+_GOLDEN = 0x9E3779B97F4A7C15
+_POSITION = 0xD1B54A32D192ED03
 _LAYER = 0x8CB92BA72F3D8DD7
 _VALUE = 0xABC98388FB8FAC03
 _MASK = (1 << 64) - 1
+_FEW_TOKENS = 16  # up to here token by token is faster than one pass over an array
 _NEAR_TIE = 0.05  # two best logits nearer than this may change places on another machine
 # A bfloat16 with a random sign, three random exponent bits and a random mantissa, like real KV.
 _KEPT_BITS = np.uint64(0x83FF_83FF_83FF_83FF)
@@ -82,60 +85,49 @@ class Wish(NamedTuple):
     min_tokens: int
 
 
+def next_hash(history: int, token: int, position: int) -> int:
+    """The hash of a history after one more token, at its position in the sequence."""
+    word = _mix((token * _GOLDEN + (position + 1) * _POSITION) & _MASK)
+    return (history + word) & _MASK
+
+
 def grow_history(hashes: "array[int]", tokens: Sequence[int]) -> None:
     """Append to `hashes` (one per token, of all tokens up to it) those of `tokens`."""
     start = len(hashes)
     before = hashes[-1] if start else 0
-    words = _words(np.array(tokens, dtype=np.uint64), start)
+    if len(tokens) <= _FEW_TOKENS:
+        for position, token in enumerate(tokens, start):
+            before = next_hash(before, token, position)
+            hashes.append(before)
+        return
+    positions = np.arange(start + 1, start + 1 + len(tokens), dtype=np.uint64)
+    ids = np.array(tokens, dtype=np.uint64)
+    words = _mix_all(ids * np.uint64(_GOLDEN) + positions * np.uint64(_POSITION))
     hashes.frombytes((np.cumsum(words, dtype=np.uint64) + np.uint64(before)).tobytes())
 
 
 def seed_word(sampling: Sampling) -> int:
     """What a sampled request adds to its history; 0 when greedy."""
-    if sampling.temperature <= 0:
-        return 0
-    return int(_mix(np.array([sampling.seed & _MASK], dtype=np.uint64))[0]) | 1
+    return 0 if sampling.temperature <= 0 else _mix(sampling.seed & _MASK) | 1
 
 
-def choose(model: SimulatedModel, wishes: Sequence[Wish]) -> list[Choice]:
-    """The next token of each sequence, independent of who else is in the batch."""
-    history = np.array([w.history for w in wishes], dtype=np.uint64)
-    seeds = np.array([w.seed for w in wishes], dtype=np.uint64)
-    first = _mix(history + seeds + np.uint64(model.seed))
-    second = _mix(first + _GOLDEN)
-    third = _mix(second + _GOLDEN)
-    tokens = (first % np.uint64(model.vocab_size)).tolist()
-    ends = (_unit(second) < model.end_rate).tolist()
-    picks = (third >> np.uint64(32)).tolist()
-    chances = _unit(third).tolist()
-    if model.divergence is None:
-        ties = [False] * len(wishes)
+def choose(model: SimulatedModel, wish: Wish) -> Choice:
+    """The next token of a sequence, independent of who else is in the batch."""
+    first = _mix((wish.history + wish.seed + model.seed) & _MASK)
+    second = _mix((first + _GOLDEN) & _MASK)
+    third = _mix((second + _GOLDEN) & _MASK)
+    chance = _unit(third)
+    tie = model.divergence is not None and _mix((third + _GOLDEN) & _MASK) % model.divergence == 0
+    margin = _NEAR_TIE * chance if tie else _NEAR_TIE + 4 * chance
+    stops = wish.stop_ids
+    end = bool(stops) and wish.place >= wish.min_tokens and _unit(second) < model.end_rate
+    if end and not (tie and model.salt):
+        token = stops[(third >> 32) % len(stops)]
     else:
-        ties = (_mix(third + _GOLDEN) % np.uint64(model.divergence) == 0).tolist()
-    choices = []
-    for wish, token, end, pick, chance, tie in zip(
-        wishes, tokens, ends, picks, chances, ties, strict=True
-    ):
-        stops = wish.stop_ids
-        margin = _NEAR_TIE * chance if tie else _NEAR_TIE + 4 * chance
-        if end and stops and wish.place >= wish.min_tokens and not (tie and model.salt):
-            token = stops[pick % len(stops)]
-        else:
-            token = (token + (model.salt if tie else 0)) % model.vocab_size
-            while token in stops:
-                token = (token + 1) % model.vocab_size
-        choices.append(Choice(token, margin, -chance))
-    return choices
-
-
-def next_hashes(
-    histories: Sequence[int], tokens: Sequence[int], positions: Sequence[int]
-) -> list[int]:
-    """The hash of each history after one more token, at its position."""
-    at = np.array(positions, dtype=np.uint64)
-    words = _mix(np.array(tokens, dtype=np.uint64) * _GOLDEN + (at + np.uint64(1)) * _POSITION)
-    grown: list[int] = (np.array(histories, dtype=np.uint64) + words).tolist()
-    return grown
+        token = (first % model.vocab_size + (model.salt if tie else 0)) % model.vocab_size
+        while token in stops:
+            token = (token + 1) % model.vocab_size
+    return Choice(token, margin, -chance)
 
 
 def describe(model: SimulatedModel, choice: Choice, alternatives: int) -> TokenLogprobs:
@@ -154,30 +146,38 @@ def kv_bits(model: SimulatedModel, hashes: "array[int]", layer: int, part: Part)
     [tokens, kv_heads, head_size] uint16, bfloat16 bits.
     """
     width = model.kv_heads * model.head_size
-    word = model.seed + _LAYER * (layer + 1) + (_VALUE if part is Part.VALUE else 0)
-    lanes = _mix(np.arange(-(-width // 4), dtype=np.uint64) + np.uint64(word & _MASK))
-    keys = _mix(np.frombuffer(hashes, dtype=np.uint64) ^ np.uint64(word & _MASK))
-    bits = keys[:, None] ^ lanes[None, :]
+    word = (model.seed + _LAYER * (layer + 1) + (_VALUE if part is Part.VALUE else 0)) & _MASK
+    keys = _mix_all(np.frombuffer(hashes, dtype=np.uint64) ^ np.uint64(word))
+    bits = keys[:, None] ^ _lanes(-(-width // 4), word)
     bits &= _KEPT_BITS
     bits |= _SET_BITS
     rows = bits.view("<u2")[:, :width]
     return np.ascontiguousarray(rows).reshape(len(keys), model.kv_heads, model.head_size)
 
 
-def _words(tokens: np.ndarray, start: int) -> np.ndarray:
-    positions = np.arange(start + 1, start + 1 + len(tokens), dtype=np.uint64)
-    return _mix(tokens * _GOLDEN + positions * _POSITION)
+@lru_cache(maxsize=1024)
+def _lanes(count: int, word: int) -> np.ndarray:
+    """What tells the lanes of four elements of one token's KV apart. [count] uint64, read-only."""
+    lanes = _mix_all(np.arange(count, dtype=np.uint64) + np.uint64(word))
+    lanes.flags.writeable = False
+    return lanes
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser."""
+def _mix(x: int) -> int:
+    """splitmix64's finaliser, of a number below 2^64."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    return x ^ (x >> 31)
+
+
+def _mix_all(x: np.ndarray) -> np.ndarray:
+    """`_mix` of each element of a uint64 array."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)
     return x
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
-    """[0, 1) as float64."""
-    unit: np.ndarray = (x >> np.uint64(11)) * 2.0**-53
-    return unit
+def _unit(x: int) -> float:
+    """[0, 1)."""
+    return (x >> 11) * 2.0**-53
