@@ -53,7 +53,7 @@ class Ended:
 class Reach:
     """One worker as seen through its token stream.
 
-    Tell it of every stream: `opening`, then `greeted` when a hello comes, then `ended`. A stream
+    Tell it of every stream: `attempt`, then `greeted` when a hello comes, then `ended`. A stream
     that brings nothing for `unreachable_s` must be given up and ended as `silent`.
     """
 
@@ -71,7 +71,7 @@ class Reach:
     def up(self) -> bool:
         return self._pid is not None
 
-    def opening(self, now: float) -> None:
+    def attempt(self, now: float) -> None:
         """A stream is about to be opened."""
         self._opened_at, self._greeted = now, False
 
