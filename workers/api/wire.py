@@ -1,13 +1,14 @@
 """Messages as JSON: `encode` to a dict with a `kind`, `decode` back, strictly.
 
 The checks are built once from the messages' own annotations, so a message has one definition.
-Every integer is 0 or more (a seed may be negative), every token id fits 32 bits.
+Every integer is 0 or more (a seed may be negative), every token id fits 32 bits. `Wire` does the
+same for any family of dataclasses, whose fields may hold messages.
 """
 
 import math
 import types
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -59,24 +60,54 @@ TOKENS: tuple[type, ...] = (Feed, Resync)
 UP: tuple[type, ...] = get_args(UpMessage)
 
 Check = Callable[[Any, str], Any]
+Form = Callable[[Any], Any]
+# kind, names of the fields, what reads them all, and those that need a form of their own
+_Writer = tuple[
+    str, tuple[str, ...], Callable[[Any], tuple[Any, ...]], tuple[tuple[str, Form], ...]
+]
 
 MAX_INT = 2**63 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1  # what both a sampler's key and JSON's integers hold
+
+
+class Wire:
+    """How the classes of one family travel: as an object with a `kind` and the class's own fields.
+
+    `what` names one of them in errors. Raises TypeError for a class with a field that has no form.
+    """
+
+    def __init__(self, kinds: Mapping[str, type], what: str) -> None:
+        self._kinds = kinds
+        self._what = what
+        self._readers = {cls: _record(cls) for cls in kinds.values()}
+        self._writers = {cls: _writer(kind, cls) for kind, cls in kinds.items()}
+
+    def encode(self, value: Any) -> dict[str, Any]:
+        """A dict that orjson writes as it is: enums, tuples and nested dataclasses stay inside."""
+        kind, names, values, formed = self._writers[type(value)]
+        body = dict(zip(names, values(value), strict=True), kind=kind)
+        for name, form in formed:
+            body[name] = form(body[name])
+        return body
+
+    def decode(self, body: Any, allowed: Container[type]) -> Any:
+        """What `body` holds, one of the classes in `allowed`. Raises WireError."""
+        if type(body) is not dict:
+            raise WireError(f"{self._what} must be an object, got {_short(body)}")
+        kind = body.get("kind")
+        if not isinstance(kind, str) or self._kinds.get(kind) not in allowed:
+            raise WireError(f"kind: unknown or not accepted here: {_short(kind)}")
+        return self._readers[self._kinds[kind]](body, kind)
 
 
 def encode(message: DownMessage | UpMessage) -> dict[str, Any]:
-    """A dict that orjson writes as it is: enums, tuples and nested dataclasses stay inside."""
-    kind, names, values = _WRITERS[type(message)]
-    return dict(zip(names, values(message), strict=True), kind=kind)
+    """A dict that orjson writes as it is."""
+    return MESSAGES.encode(message)
 
 
 def decode(body: Any, allowed: tuple[type, ...]) -> Any:
     """The message `body` holds, one of the classes in `allowed`. Raises WireError."""
-    if type(body) is not dict:
-        raise WireError(f"a message must be an object, got {_short(body)}")
-    kind = body.get("kind")
-    if not isinstance(kind, str) or KINDS.get(kind) not in allowed:
-        raise WireError(f"kind: unknown or not accepted here: {_short(kind)}")
-    return _READERS[KINDS[kind]](body, kind)
+    return MESSAGES.decode(body, allowed)
 
 
 # ---------------------------------------------------------------- checks, one per type
@@ -93,9 +124,9 @@ def _integer(value: Any, path: str) -> int:
     return value
 
 
-def _signed(value: Any, path: str) -> int:
-    if type(value) is not int or abs(value) > MAX_INT:
-        raise WireError(f"{path}: must be an integer, got {_short(value)}")
+def _seed(value: Any, path: str) -> int:
+    if type(value) is not int or not MIN_SEED <= value <= MAX_SEED:
+        raise WireError(f"{path}: must be an integer of 64 bits, got {_short(value)}")
     return value
 
 
@@ -159,10 +190,31 @@ def _pair(first: Check, second: Check) -> Check:
     return check
 
 
+def _set_of(inner: Check) -> Check:
+    items = _list_of(inner)
+
+    def check(value: Any, path: str) -> frozenset[Any]:
+        checked = items(value, path)
+        if len(set(checked)) < len(checked):
+            raise WireError(f"{path}: must hold nothing twice, got {_short(value)}")
+        return frozenset(checked)
+
+    return check
+
+
+def _table_of(inner: Check) -> Check:
+    def check(value: Any, path: str) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise WireError(f"{path}: must be an object, got {_short(value)}")
+        return {name: inner(item, path) for name, item in value.items()}
+
+    return check
+
+
 def _record(cls: type) -> Check:
     """A dataclass from an object: unknown and missing fields are refused."""
     hints = get_type_hints(cls)
-    checks = {f.name: _signed if f.name == "seed" else _check(hints[f.name]) for f in fields(cls)}
+    checks = {f.name: _seed if f.name == "seed" else _check(hints[f.name]) for f in fields(cls)}
     required = {
         f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING
     }
@@ -196,6 +248,12 @@ def _check(hint: Any) -> Check:
     args = get_args(hint)
     if get_origin(hint) in (types.UnionType, Union) and args[-1] is type(None) and len(args) == 2:
         return _optional(_check(args[0]))
+    if _is_message(hint):
+        return lambda value, path: MESSAGES.decode(value, args)
+    if get_origin(hint) is frozenset:
+        return _set_of(_check(args[0]))
+    if get_origin(hint) is dict and args[0] is str:
+        return _table_of(_check(args[1]))
     if get_origin(hint) is tuple:
         if args[-1] is Ellipsis:
             return _list_of(_check(args[0]))
@@ -208,10 +266,27 @@ def _check(hint: Any) -> Check:
     raise TypeError(f"no wire form for {hint}")
 
 
-def _writer(kind: str, cls: type) -> tuple[str, tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+def _is_message(hint: Any) -> bool:
+    """Whether a field holds one of several messages, each with its kind."""
+    union = get_origin(hint) in (types.UnionType, Union)
+    return union and set(get_args(hint)) <= set(KINDS.values())
+
+
+def _form(hint: Any) -> Form | None:
+    """What makes a field's value one that orjson writes; None: it does already."""
+    if _is_message(hint):
+        return encode
+    return sorted if get_origin(hint) is frozenset else None
+
+
+def _writer(kind: str, cls: type) -> _Writer:
+    hints = get_type_hints(cls)
     names = tuple(f.name for f in fields(cls))
-    return kind, names, attrgetter(*names)
+    formed = tuple((name, form) for name in names if (form := _form(hints[name])) is not None)
+    if len(names) > 1:
+        return kind, names, attrgetter(*names), formed
+    # attrgetter takes at least one name, and gives no tuple for one.
+    return kind, names, lambda value: tuple(getattr(value, name) for name in names), formed
 
 
-_READERS: dict[type, Check] = {cls: _record(cls) for cls in KINDS.values()}
-_WRITERS = {cls: _writer(kind, cls) for kind, cls in KINDS.items()}
+MESSAGES = Wire(KINDS, "a message")
