@@ -3,21 +3,18 @@
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from workers.api.messages import Load, TokenRun, UpMessage
+from workers.api.messages import Load, UpMessage
 from workers.api.wire import encode
 from workers.outputs import Up
+from workers.recent import RecentAnswers
 
 BACKLOG_BYTES = 1 << 20
-# How long and how many of a leg's answers are kept, to be said again to a gateway that comes back.
-ANSWERS_S = 30.0
-ANSWERS = 512
 CLOSE_S = 0.5
 
 
@@ -79,17 +76,13 @@ async def _until_gone(receive: Receive) -> None:
 
 
 class TokenStreams:
-    """Every gateway's stream, and the answers of the last seconds.
-
-    Tokens that a gateway misses it asks for with a resync; answers (landed, paused, refused, ...)
-    nobody would ask for, so a reconnected gateway is told the recent ones again.
-    """
+    """Every gateway's stream, and the answers of the last seconds."""
 
     def __init__(self, hello: dict[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._hello = _line({"hello": hello})
         self._clock = clock
         self._streams: dict[str, TokenStream] = {}
-        self._answers: dict[str, deque[tuple[float, UpMessage]]] = {}
+        self._answers = RecentAnswers()
 
     def open(self, gateway: str) -> TokenStream:
         """A stream for `gateway`, in place of any older one."""
@@ -98,9 +91,8 @@ class TokenStreams:
             old.close()
         stream = self._streams[gateway] = TokenStream(gateway)
         stream.write(self._hello)
-        self._forget(gateway)
-        if answers := self._answers.get(gateway):
-            stream.write(_messages_line([message for _, message in answers]))
+        if answers := self._answers.recent(gateway, self._clock()):
+            stream.write(_messages_line(answers))
         return stream
 
     def closed(self, stream: TokenStream) -> None:
@@ -114,9 +106,8 @@ class TokenStreams:
         for up in ups:
             for gateway in self._streams if up.gateway is None else (up.gateway,):
                 batches.setdefault(gateway, []).append(up.message)
-            if up.gateway is not None and not isinstance(up.message, TokenRun | Load):
-                answers = self._answers.setdefault(up.gateway, deque(maxlen=ANSWERS))
-                answers.append((now, up.message))
+            if up.gateway is not None:
+                self._answers.note(up.gateway, up.message, now)
         for gateway, messages in batches.items():
             stream = self._streams.get(gateway)
             if stream is not None and not stream.closed:
@@ -128,22 +119,11 @@ class TokenStreams:
         for stream in self._streams.values():
             if not stream.closed:
                 stream.write(line)
-        for gateway in list(self._answers):
-            self._forget(gateway)
+        self._answers.forget_old(self._clock())
 
     def close(self) -> None:
         for stream in self._streams.values():
             stream.close()
-
-    def _forget(self, gateway: str) -> None:
-        answers = self._answers.get(gateway)
-        if answers is None:
-            return
-        oldest = self._clock() - ANSWERS_S
-        while answers and answers[0][0] < oldest:
-            answers.popleft()
-        if not answers:
-            del self._answers[gateway]
 
 
 def _line(body: dict[str, Any]) -> bytes:

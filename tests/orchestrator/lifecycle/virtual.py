@@ -46,8 +46,8 @@ from workers.costs import MeasuredCosts
 from workers.engines.base import SeqId, SequenceSpec
 from workers.engines.simulated.engine import SimulatedEngine
 from workers.engines.simulated.model import SimulatedModel
+from workers.exports import canonical
 from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
-from workers.service.fingerprint import canonical
 from workers.worker import NotYet, Worker
 
 DETECT_S = 0.3  # a killed worker's connection is refused this soon
