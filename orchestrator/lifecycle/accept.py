@@ -22,7 +22,8 @@ def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) ->
         leg.clock.note(run.index, run.index + len(run.ids), now)
     _judge(ctx, req, leg, run, now)
     if leg.role is Role.PREFILL and has_own(run) and len(req.law) > leg.base:
-        _produced(ctx, req, leg)
+        leg.produced = True  # from now on it only holds KV
+        ctx.free_slot(req, leg)
     recheck(ctx, req, now)
     if not req.owes(leg):
         leg.owes_since = None
@@ -35,27 +36,27 @@ def has_own(run: TokenRun) -> bool:
     return bool(run.ids) and run.index + len(run.ids) > run.fed
 
 
-def _produced(ctx: Context, req: Request, leg: Leg) -> None:
-    """The prefill has given its token: from now on it only holds KV."""
-    leg.produced = True
-    booking = ctx.booking(req, leg)
-    if booking is not None and booking.decoding_slot:
-        booking.prefill_tokens = 0
-        booking.decoding_slot = False
-        ctx.room_made = True
-
-
-def recheck(ctx: Context, req: Request, now: float) -> None:
-    """Look again at what was parked; called whenever law or authority has changed."""
+def recheck(ctx: Context, req: Request, now: float) -> bool:
+    """Look again at what was parked, when law or authority may have changed; True: the law grew."""
+    before = len(req.law)
     moved = True
     while moved and not req.over:
         moved = False
         for leg in list(req.legs.values()):
+            if not _has_ripe(req, leg):
+                continue
             parked, leg.parked = leg.parked, []
             for run in parked:
                 if leg.epoch not in req.legs or req.over:
                     break
                 moved |= _judge(ctx, req, leg, run, now)
+    return len(req.law) > before
+
+
+def _has_ripe(req: Request, leg: Leg) -> bool:
+    """Whether some parked run does not begin in the future: only those can be judged."""
+    law = len(req.law)
+    return any(run.index <= law for run in leg.parked)
 
 
 def _judge(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> bool:

@@ -1,7 +1,7 @@
 """What every step of a request's life works with: the world, the books, the outgoing actions."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.lifecycle.request import Leg, Request
 from orchestrator.policy.prefixes import PrefixBook
@@ -58,12 +58,13 @@ class Context:
         req.next_epoch += 1
         req.legs[leg.epoch] = leg
         req.account.workers[role.value] = worker
-        view.bookings[req.name, leg.epoch] = Booking(
+        spec = req.spec
+        booking = Booking(
             role=role,
             tokens=reserve,
-            prefill_tokens=len(req.spec.prompt_ids) + law if role is Role.PREFILL else 0,
+            prefill_tokens=len(spec.prompt_ids) + law if role is Role.PREFILL else 0,
         )
-        spec = req.spec
+        view.book((req.name, leg.epoch), booking)
         self.send(
             worker,
             Start(
@@ -106,7 +107,7 @@ class Context:
         link = self.world.link(source.site, target.site)
         if link is not None and source.site != target.site:
             per_token = self.world.workers[target.worker].up.kv_bytes_per_token
-            link.queued[req.name, target.epoch] = (prompt + target.cover) * per_token
+            link.enqueue((req.name, target.epoch), (prompt + target.cover) * per_token)
 
     def stop_leg(self, req: Request, leg: Leg) -> None:
         """End a leg, whatever it does; also one whose worker is gone (the driver keeps trying)."""
@@ -117,7 +118,7 @@ class Context:
         """Take a leg out of the request and the books; legs it was the source of lose it."""
         del req.legs[leg.epoch]
         view = self.world.workers.get(leg.worker)
-        if view is not None and view.bookings.pop((req.name, leg.epoch), None) is not None:
+        if view is not None and view.unbook((req.name, leg.epoch)):
             self.room_made = True
         self.unqueue(req, leg)
         for other in req.legs.values():
@@ -130,11 +131,23 @@ class Context:
     def unqueue(self, req: Request, leg: Leg) -> None:
         """Nothing of this leg's KV is under way any more."""
         for link in self.world.links.values():
-            link.queued.pop((req.name, leg.epoch), None)
+            link.unqueue((req.name, leg.epoch))
 
-    def booking(self, req: Request, leg: Leg) -> Booking | None:
+    def free_slot(self, req: Request, leg: Leg) -> None:
+        """The leg only keeps its KV from now on: its slot is somebody else's."""
         view = self.world.workers.get(leg.worker)
-        return view.bookings.get((req.name, leg.epoch)) if view else None
+        booking = view.bookings.get((req.name, leg.epoch)) if view is not None else None
+        if view is not None and booking is not None and booking.decoding_slot:
+            resting = replace(booking, decoding_slot=False, prefill_tokens=0)
+            view.book((req.name, leg.epoch), resting)
+            self.room_made = True
+
+    def take_slot(self, req: Request, leg: Leg) -> None:
+        """The leg decodes again, also when every slot is taken."""
+        view = self.world.workers.get(leg.worker)
+        booking = view.bookings.get((req.name, leg.epoch)) if view is not None else None
+        if view is not None and booking is not None:
+            view.book((req.name, leg.epoch), replace(booking, decoding_slot=True))
 
     def feed(self, req: Request, leg: Leg, start: int, now: float) -> None:
         """Tell a leg the law from `start` on."""

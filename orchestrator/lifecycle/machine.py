@@ -318,10 +318,7 @@ class Machine:
             self.ctx.counts["stale_messages"] += 1
             return
         leg.pause_at = message.at
-        booking = self.ctx.booking(req, leg)
-        if booking is not None and booking.decoding_slot:
-            booking.decoding_slot = False
-            self.ctx.room_made = True
+        self.ctx.free_slot(req, leg)
 
     def _refused(self, req: Request, leg: Leg, message: Refused, now: float) -> None:
         self.ctx.counts["refused"] += 1

@@ -25,7 +25,10 @@ def reconcile(ctx: Context, req: Request, now: float) -> None:
     """Apply the phase's duties until none has anything to do."""
     for _ in range(ROUNDS):
         settle_phase(req)
-        if not any(rule(ctx, req, now) for rule in DUTIES[req.phase]):
+        for rule in DUTIES[req.phase]:
+            if rule(ctx, req, now):
+                break
+        else:
             return
     raise RuntimeError(f"request {req.name}: recovery does not settle in phase {req.phase}")
 
@@ -255,9 +258,7 @@ def resume_relay(ctx: Context, req: Request, now: float) -> bool:
     relay.pause_seq += 1
     relay.spoke_at = now  # its silence was wanted
     ctx.counts["resumed"] += 1
-    booking = ctx.booking(req, relay)
-    if booking is not None:
-        booking.decoding_slot = True
+    ctx.take_slot(req, relay)
     ctx.send(relay.worker, Resume(request=req.name, epoch=relay.epoch, seq=relay.pause_seq))
     return True
 

@@ -182,44 +182,56 @@ class Request:
 
     def leg(self, role: Role) -> Leg | None:
         """The live leg with this role; there is never more than one."""
-        return next((leg for leg in self.legs.values() if leg.role is role), None)
+        for leg in self.legs.values():
+            if leg.role is role:
+                return leg
+        return None
 
     @property
     def authority(self) -> Leg | None:
         """The highest-ranked live leg with an accepted token."""
-        holders = [leg for leg in self.legs.values() if leg.accepted]
-        return max(holders, key=lambda leg: leg.rank, default=None)
+        highest: Leg | None = None
+        for leg in self.legs.values():
+            if leg.accepted and (highest is None or leg.rank > highest.rank):
+                highest = leg
+        return highest
 
     def owes(self, leg: Leg) -> bool:
         """Whether a leg that speaks leaves something out, so that it must be asked.
 
         A feed may have been lost; or a token before one that has come, when nobody else brings it.
         """
-        relay = self.leg(Role.RELAY)
-        alone = leg is self.authority or (leg.role is Role.MAIN and (relay is None or relay.paused))
-        return leg.deaf or (alone and bool(leg.parked))
+        return leg.deaf or (bool(leg.parked) and self._alone(leg))
 
-    def token_track(self) -> TokenTrack:
-        """Who brings the next token, from the live legs."""
+    def _alone(self, leg: Leg) -> bool:
+        """Whether nobody but this leg brings the next token."""
+        if leg is self.authority:
+            return True
+        relay = self.leg(Role.RELAY)
+        return leg.role is Role.MAIN and (relay is None or relay.paused)
+
+    def joint_phase(self) -> Phase:
+        """Where the live legs say that the request stands."""
+        main, relay = self.leg(Role.MAIN), self.leg(Role.RELAY)
+        return JOINT[self._token_track(main, relay), _kv_track(main)]
+
+    def _token_track(self, main: Leg | None, relay: Leg | None) -> TokenTrack:
+        """Who brings the next token."""
         if self.over:
             return TokenTrack.ENDED
         if self.decision is None:
             return TokenTrack.UNROUTED
         if not self.law.ids:
             return TokenTrack.EMPTY
-        main, relay = self.leg(Role.MAIN), self.leg(Role.RELAY)
         if main is not None and main.accepted:
             return TokenTrack.MAIN
         if relay is not None:
             return TokenTrack.PAUSED if relay.paused else TokenTrack.RELAYING
         return TokenTrack.WAITING
 
-    def kv_track(self) -> KVTrack:
-        """Where main's KV is, from the live legs."""
-        main = self.leg(Role.MAIN)
-        if main is None:
-            return KVTrack.ABSENT
-        return KVTrack.LANDED if main.landed else KVTrack.MOVING
 
-    def joint_phase(self) -> Phase:
-        return JOINT[self.token_track(), self.kv_track()]
+def _kv_track(main: Leg | None) -> KVTrack:
+    """Where main's KV is."""
+    if main is None:
+        return KVTrack.ABSENT
+    return KVTrack.LANDED if main.landed else KVTrack.MOVING

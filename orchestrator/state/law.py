@@ -1,5 +1,6 @@
 """The law of one request: its accepted output tokens, which never change."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,13 +12,15 @@ from workers.api.messages import TokenLogprobs
 class Law:
     """Accepted output ids with the history hash before each index.
 
-    `histories` has one more entry than `ids`: histories[i] covers ids[:i].
+    Only the hashes at the ends of accepted runs are kept: `hashes[i]` covers ids[:ends[i]]. Those
+    in between are computed from the last one before them, and are seldom asked for.
     """
 
     ids: list[int] = field(default_factory=list)
-    histories: list[int] = field(default_factory=lambda: [EMPTY_HISTORY])
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     margins: list[float | None] = field(default_factory=list)
+    ends: list[int] = field(default_factory=lambda: [0])
+    hashes: list[int] = field(default_factory=lambda: [EMPTY_HISTORY])
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -29,15 +32,21 @@ class Law:
         margins: Sequence[float] | None,
     ) -> None:
         """Accept `ids` at the end, with what was reported about each."""
-        for token in ids:
-            self.histories.append(extend_history(self.histories[-1], (token,)))
         self.ids.extend(ids)
+        self.ends.append(len(self.ids))
+        self.hashes.append(extend_history(self.hashes[-1], ids))
         self.logprobs.extend(logprobs if logprobs is not None else [None] * len(ids))
         self.margins.extend(margins if margins is not None else [None] * len(ids))
 
+    def history(self, index: int) -> int:
+        """The hash of ids[:index], index <= len(self)."""
+        at = bisect_right(self.ends, index) - 1
+        end, history = self.ends[at], self.hashes[at]
+        return history if end == index else extend_history(history, self.ids[end:index])
+
     def agrees(self, index: int, history: int, ids: Sequence[int]) -> bool:
         """Whether a run that starts at `index` <= len(self) tells the law's own story so far."""
-        if self.histories[index] != history:
+        if self.history(index) != history:
             return False
         known = self.ids[index : index + len(ids)]
         return list(ids[: len(known)]) == known

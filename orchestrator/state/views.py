@@ -13,7 +13,10 @@ UNKNOWN_RTT_S = 0.1  # between two sites without a measured link
 SAME_SITE_BYTES_PER_S = 1e9
 
 
-@dataclass(slots=True)
+LegId = tuple[str, int]  # request and epoch
+
+
+@dataclass(frozen=True, slots=True)
 class Booking:
     """What one leg takes of its worker, as the gateway booked it."""
 
@@ -25,12 +28,18 @@ class Booking:
 
 @dataclass(slots=True)
 class WorkerView:
-    """One worker as this gateway knows it."""
+    """One worker as this gateway knows it. The totals are those of `bookings`.
+
+    `prefill_queue_tokens`: prompt tokens that must be computed before a new leg's turn.
+    """
 
     up: WorkerUp
     load: Load | None = None
     draining: bool = False
-    bookings: dict[tuple[str, int], Booking] = field(default_factory=dict)
+    bookings: dict[LegId, Booking] = field(default_factory=dict, init=False)
+    slots_used: int = field(default=0, init=False)
+    tokens_booked: int = field(default=0, init=False)
+    prefill_queue_tokens: int = field(default=0, init=False)
 
     @property
     def name(self) -> str:
@@ -40,18 +49,24 @@ class WorkerView:
     def site(self) -> str:
         return self.up.site
 
-    @property
-    def slots_used(self) -> int:
-        return sum(b.decoding_slot for b in self.bookings.values())
+    def book(self, leg: LegId, booking: Booking) -> None:
+        """Enter what a leg takes; an earlier entry of the same leg is struck out."""
+        self.unbook(leg)
+        self.bookings[leg] = booking
+        self._count(booking, 1)
 
-    @property
-    def tokens_booked(self) -> int:
-        return sum(b.tokens for b in self.bookings.values())
+    def unbook(self, leg: LegId) -> bool:
+        """Strike out a leg's entry; False: there is none."""
+        booking = self.bookings.pop(leg, None)
+        if booking is None:
+            return False
+        self._count(booking, -1)
+        return True
 
-    @property
-    def prefill_queue_tokens(self) -> int:
-        """Prompt tokens that must be computed before a new leg's turn."""
-        return sum(b.prefill_tokens for b in self.bookings.values())
+    def _count(self, booking: Booking, sign: int) -> None:
+        self.slots_used += sign * booking.decoding_slot
+        self.tokens_booked += sign * booking.tokens
+        self.prefill_queue_tokens += sign * booking.prefill_tokens
 
     @property
     def step_s(self) -> float:
@@ -75,15 +90,25 @@ class WorkerView:
 
 @dataclass(slots=True)
 class LinkView:
-    """The path between two sites: what it gives and what this gateway has still to send."""
+    """The path between two sites: what it gives and what this gateway has still to send.
+
+    `queued`: bytes under way per receiving leg; `queue_bytes` is their sum.
+    """
 
     rtt_s: float
     goodput_bytes_per_s: float
-    queued: dict[tuple[str, int], int] = field(default_factory=dict)  # leg -> bytes under way
+    queued: dict[LegId, int] = field(default_factory=dict, init=False)
+    queue_bytes: int = field(default=0, init=False)
 
-    @property
-    def queue_bytes(self) -> int:
-        return sum(self.queued.values())
+    def enqueue(self, leg: LegId, nbytes: int) -> None:
+        """Bytes for a leg are under way, instead of what was before."""
+        self.unqueue(leg)
+        self.queued[leg] = nbytes
+        self.queue_bytes += nbytes
+
+    def unqueue(self, leg: LegId) -> None:
+        """Nothing for this leg is under way any more."""
+        self.queue_bytes -= self.queued.pop(leg, 0)
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ _ALL = (
         "1",
         "history is not compared",
         S + "law",
-        ("if self.histories[index] != history:", "if False:"),
+        ("if self.history(index) != history:", "if False:"),
     ),
     _m(
         "1",
@@ -133,7 +133,7 @@ _ALL = (
         "5",
         "a paused relay keeps its slot",
         L + "machine",
-        ("            booking.decoding_slot = False\n", ""),
+        ("        self.ctx.free_slot(req, leg)\n", ""),
     ),
     _m(
         "5",
@@ -158,15 +158,15 @@ _ALL = (
         "6",
         "a leg that speaks past a lost token is not asked",
         L + "request",
-        ("return leg.deaf or (alone and bool(leg.parked))", "return leg.deaf"),
+        ("return leg.deaf or (bool(leg.parked) and self._alone(leg))", "return leg.deaf"),
     ),
     _m(
         "6",
         "a leg that speaks on deaf is not fed again",
         L + "request",
         (
-            "return leg.deaf or (alone and bool(leg.parked))",
-            "return alone and bool(leg.parked)",
+            "return leg.deaf or (bool(leg.parked) and self._alone(leg))",
+            "return bool(leg.parked) and self._alone(leg)",
         ),
     ),
     _m(
@@ -302,7 +302,7 @@ _ALL = (
         "9",
         "bookings are not returned",
         L + "context",
-        ("view.bookings.pop((req.name, leg.epoch), None) is not None", "view.bookings"),
+        ("view.unbook((req.name, leg.epoch))", "view.bookings"),
     ),
     # ------------------------------------------------ 10: the end
     _m(
@@ -502,7 +502,7 @@ _ALL = (
         "queue",
         "a finished prefill keeps its slot",
         L + "accept",
-        ("        booking.decoding_slot = False\n", ""),
+        ("        ctx.free_slot(req, leg)\n", ""),
     ),
     _m(
         "queue",

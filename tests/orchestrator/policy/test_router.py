@@ -83,15 +83,16 @@ class Setting:
                 ),
             )
             for i in range(w.busy):
-                view.bookings["other", i] = Booking(role=M, tokens=0)
+                view.book(("other", i), Booking(role=M, tokens=0))
             if w.booked or w.queue:
-                view.bookings["other", -1] = Booking(
+                booking = Booking(
                     role=P, tokens=w.booked, decoding_slot=False, prefill_tokens=w.queue
                 )
+                view.book(("other", -1), booking)
         if self.rate is not None:
             link = LinkView(rtt_s=0.05, goodput_bytes_per_s=self.rate)
             if self.queued:
-                link.queued["other", 0] = self.queued
+                link.enqueue(("other", 0), self.queued)
             world.links[frozenset(("hami", "shenzhen"))] = link
         return world
 

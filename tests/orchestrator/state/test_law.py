@@ -23,7 +23,8 @@ def test_histories_are_the_chain_over_the_ids_before(first: list[int], second: l
     law.extend(second, None, None)
     ids = [*first, *second]
     assert law.ids == ids
-    assert law.histories == [extend_history(EMPTY_HISTORY, ids[:i]) for i in range(len(ids) + 1)]
+    for i in range(len(ids) + 1):
+        assert law.history(i) == extend_history(EMPTY_HISTORY, ids[:i])
     assert len(law) == len(ids) == len(law.logprobs) == len(law.margins)
 
 

@@ -1,5 +1,8 @@
 """The gateway's books of workers and links."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from orchestrator.state.events import WorkerUp
 from orchestrator.state.views import (
     DEFAULT_PREFILL_TOKENS_PER_S,
@@ -7,6 +10,7 @@ from orchestrator.state.views import (
     SAME_SITE_RTT_S,
     UNKNOWN_RTT_S,
     Booking,
+    LegId,
     LinkView,
     WorkerView,
     World,
@@ -44,17 +48,17 @@ def load(step_s: float | None, rate: float | None) -> Load:
 
 def test_a_leg_takes_a_slot_memory_and_its_place_among_the_prompts() -> None:
     w = view()
-    w.bookings["a", 0] = Booking(role=Role.PREFILL, tokens=40, prefill_tokens=40)
+    w.book(("a", 0), Booking(role=Role.PREFILL, tokens=40, prefill_tokens=40))
     assert (w.slots_used, w.tokens_booked, w.prefill_queue_tokens) == (1, 40, 40)
     assert w.has_room(60)
     assert not w.has_room(61)
-    w.bookings["b", 0] = Booking(role=Role.MAIN, tokens=1)
+    w.book(("b", 0), Booking(role=Role.MAIN, tokens=1))
     assert not w.has_room(1)  # no slot
 
 
 def test_a_held_or_paused_leg_takes_memory_only() -> None:
     w = view(slots=1)
-    w.bookings["a", 0] = Booking(role=Role.RELAY, tokens=40, decoding_slot=False)
+    w.book(("a", 0), Booking(role=Role.RELAY, tokens=40, decoding_slot=False))
     assert (w.slots_used, w.tokens_booked) == (0, 40)
     assert w.has_room(60)
 
@@ -89,6 +93,44 @@ def test_a_site_reaches_itself_and_no_stranger() -> None:
 def test_a_links_queue_is_what_is_under_way() -> None:
     link = LinkView(0.05, 1e6)
     assert link.queue_bytes == 0
-    link.queued["a", 1] = 100
-    link.queued["b", 1] = 50
+    link.enqueue(("a", 1), 100)
+    link.enqueue(("b", 1), 50)
     assert link.queue_bytes == 150
+
+
+LEGS = st.tuples(st.sampled_from("ab"), st.integers(0, 2))
+BOOKINGS = st.builds(
+    Booking,
+    role=st.sampled_from(Role),
+    tokens=st.integers(0, 99),
+    decoding_slot=st.booleans(),
+    prefill_tokens=st.integers(0, 99),
+)
+
+
+@given(entries=st.lists(st.tuples(LEGS, st.none() | BOOKINGS)))
+def test_a_workers_totals_are_those_of_its_bookings(
+    entries: list[tuple[LegId, Booking | None]],
+) -> None:
+    w = view()
+    for leg, booking in entries:
+        if booking is None:
+            there = leg in w.bookings
+            assert w.unbook(leg) is there
+        else:
+            w.book(leg, booking)
+        kept = w.bookings.values()
+        assert w.slots_used == sum(b.decoding_slot for b in kept)
+        assert w.tokens_booked == sum(b.tokens for b in kept)
+        assert w.prefill_queue_tokens == sum(b.prefill_tokens for b in kept)
+
+
+@given(entries=st.lists(st.tuples(LEGS, st.none() | st.integers(0, 99))))
+def test_a_links_total_is_that_of_its_queue(entries: list[tuple[LegId, int | None]]) -> None:
+    link = LinkView(0.05, 1e6)
+    for leg, nbytes in entries:
+        if nbytes is None:
+            link.unqueue(leg)
+        else:
+            link.enqueue(leg, nbytes)
+        assert link.queue_bytes == sum(link.queued.values())
