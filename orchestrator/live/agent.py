@@ -10,9 +10,8 @@ import logging
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 import httpx
@@ -22,51 +21,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orchestrator.membership.inventory import (
+    ANSWER_S,
+    LEASE_TIMEOUT_S,
+    WATCH_S,
+    Assigned,
+    Description,
+    Drain,
+    Order,
+    Place,
+    Renewals,
+    SiteInventory,
+)
 from workers.api.wire import WireError
 from workers.service.app import BearerOnly, answer, read_body
 from workers.service.config import WorkerConfig
 from workers.service.front import Front, listen
 
-WATCH_S = 1.0
-LEASE_S = 1.0
-LEASE_MOST_S = 5.0
-LEASE_TIMEOUT_S = 3.0  # below a lease, so that one stuck renewal does not cost it
-ANSWER_S = 10.0
 # Ports outside the range that the kernel gives to outgoing connections, so that nobody takes one
 # between its choice and the worker's start, or while a worker restarts.
 PORTS = range(20000, 32000)
 
 log = logging.getLogger(__name__)
-
-
-class WorkerState(StrEnum):
-    """What the agent knows of a worker."""
-
-    STARTING = "starting"
-    UP = "up"
-    RESTARTING = "restarting"
-    FAILED = "failed"
-    DRAINING = "draining"
-    DRAINED = "drained"
-
-
-class Phase(StrEnum):
-    """What a worker's own process says of itself."""
-
-    LOADING = "loading"
-    SERVING = "serving"
-    FAILED = "failed"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """A worker process's account of itself. `config` has the ports it was given."""
-
-    config: WorkerConfig
-    phase: Phase
-    reason: str | None
-    info: dict[str, Any] | None
 
 
 class Unavailable(Exception):
@@ -93,30 +69,6 @@ class Placer(Protocol):
     def place(self, config: WorkerConfig) -> Handle: ...
 
 
-@dataclass(slots=True)
-class Placed:
-    """One worker of the site."""
-
-    config: WorkerConfig
-    handle: Handle | None = None
-    state: WorkerState = WorkerState.STARTING
-    reason: str | None = None
-    info: dict[str, Any] | None = None
-
-    def report(self) -> dict[str, Any]:
-        config = self.config
-        return {
-            "name": config.name,
-            "pool": config.pool,
-            "roles": list(config.roles),
-            "state": self.state,
-            "reason": self.reason,
-            "http": f"{config.host}:{config.http_port}",
-            "kv": f"{config.host}:{config.kv_port}",
-            "info": self.info,
-        }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteSpec:
     """A site as its agent is told: its workers (their ports chosen here), its gateway, its front.
@@ -133,17 +85,27 @@ class SiteSpec:
 
 
 class SiteAgent:
-    """Runs until it is told to stop. Workers go on without it; a new agent adopts them."""
+    """Runs until it is told to stop. Workers go on without it; a new agent adopts them.
+
+    `SiteInventory` judges what the workers say; here they are asked, and its orders carried out.
+    """
 
     def __init__(self, spec: SiteSpec, placer: Placer, secret: str) -> None:
         self._spec = spec
         self._placer = placer
         self._secret = secret
-        self._epoch = time.time_ns()
-        self._refusal: str | None = None
-        self._workers = {c.name: Placed(config=c) for c in spec.workers}
+        self._inventory = SiteInventory(
+            spec.site,
+            [Assigned(name=c.name, pool=c.pool, roles=c.roles) for c in spec.workers],
+            front=f"{spec.host}:{spec.port}",
+            epoch=time.time_ns(),
+            start_s=spec.start_s,
+            now=time.monotonic(),
+        )
+        self._renewals = Renewals()
+        self._handles: dict[str, Handle] = {}  # of the workers that were placed and not removed
+        self._ports: set[int] = set()  # given to workers
         self._stopping = asyncio.Event()
-        self._lease_state = "not yet renewed"
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Serve the front, place or adopt the workers, watch them until told to stop.
@@ -153,16 +115,9 @@ class SiteAgent:
         front = Front(self._app())
         taken = listen(self._spec.host, self._spec.port)
         serving = asyncio.create_task(front.serve(sockets=[taken]))
-        self._refusal = self._placer.refusal(len(self._workers))
-        if self._refusal is not None:
-            log.error("refused", extra={"reason": self._refusal})
-            for placed in self._workers.values():
-                placed.state, placed.reason = WorkerState.FAILED, self._refusal
-            watching = []
-        else:
-            self._settle()
-            watching = [asyncio.create_task(self._watch(p)) for p in self._workers.values()]
-        tasks = [*watching, asyncio.create_task(self._renew_lease())]
+        await self._settle()
+        tasks = [asyncio.create_task(self._watch(name)) for name in self._inventory.watched]
+        tasks.append(asyncio.create_task(self._renew_lease()))
         for task in tasks:
             task.add_done_callback(self._stop_if_failed)
         on_ready()
@@ -173,7 +128,8 @@ class SiteAgent:
         for outcome in ended:
             if isinstance(outcome, Exception):
                 raise outcome  # the process ends; a new agent adopts the workers
-        await self._remove_all()
+        for name in list(self._handles):
+            await self._remove(name)
         front.should_exit = True
         await serving
 
@@ -183,134 +139,91 @@ class SiteAgent:
 
     # ------------------------------------------------------------ workers
 
-    def _settle(self) -> None:
-        """Adopt the workers that run already, place the others on ports of their own."""
-        for placed in self._workers.values():
-            name = placed.config.name
-            placed.handle = self._placer.find(name)
-            if placed.handle is not None:
-                log.info("adopting", extra={"worker": name})
-                continue
-            self._place(placed)
+    async def _settle(self) -> None:
+        """Adopt the workers that run already, place the others."""
+        names = [config.name for config in self._spec.workers]
+        found = {name: self._placer.find(name) for name in names}
+        self._handles = {name: handle for name, handle in found.items() if handle is not None}
+        refusal = self._placer.refusal(len(names))
+        if refusal is not None:
+            log.error("refused", extra={"reason": refusal})
+        await self._carry_out(self._inventory.begin(self._handles.keys(), refusal))
 
-    def _place(self, placed: Placed) -> None:
-        used = {
-            port
-            for other in self._workers.values()
-            for port in (other.config.http_port, other.config.kv_port)
-        }
-        http_port = free_port(placed.config.host, used)
-        kv_port = free_port(placed.config.host, used | {http_port})
-        placed.config = dataclasses.replace(placed.config, http_port=http_port, kv_port=kv_port)
-        placed.handle = self._placer.place(placed.config)
-        log.info("placed", extra={"worker": placed.config.name})
-
-    async def _watch(self, placed: Placed) -> None:
-        began = time.monotonic()
-        while placed.state not in (WorkerState.FAILED, WorkerState.DRAINED):
-            await self._look(placed)
-            waiting = placed.state in (WorkerState.STARTING, WorkerState.RESTARTING)
-            if not waiting:
-                began = time.monotonic()
-            elif time.monotonic() - began > self._spec.start_s:
-                what = placed.reason or "its process does not answer"
-                await self._fail(placed, f"not up within {self._spec.start_s:g} s: {what}")
+    async def _watch(self, name: str) -> None:
+        while name in self._inventory.watched:
+            await self._carry_out(await self._look(name))
             await asyncio.sleep(WATCH_S)
 
-    async def _look(self, placed: Placed) -> None:
-        if placed.handle is None:
-            return
+    async def _look(self, name: str) -> list[Order]:
         try:
             async with asyncio.timeout(ANSWER_S):
-                described = await placed.handle.describe()
+                said = await self._handles[name].describe()
         except (TimeoutError, Unavailable) as error:
-            if placed.state is WorkerState.UP:
-                log.warning("worker restarts", extra={"worker": placed.config.name})
-                placed.state = WorkerState.RESTARTING
-            placed.reason = self._placer.refusal(1) or str(error) or "its process does not answer"
-            return
-        placed.config = described.config
-        await _AFTER[described.phase](self, placed, described)
+            reason = self._placer.refusal(1) or str(error) or None
+            return self._inventory.unanswered(name, reason, time.monotonic())
+        return self._inventory.described(name, said, time.monotonic())
 
-    async def _loading(self, placed: Placed, described: Description) -> None:
-        if placed.state is WorkerState.UP:
-            placed.state = WorkerState.RESTARTING
-        placed.reason = "loading model"
+    async def _carry_out(self, orders: Iterable[Order]) -> None:
+        for order in orders:
+            if isinstance(order, Place):
+                self._place(order.worker)
+            elif isinstance(order, Drain):
+                await self._drain(order.worker)
+            else:
+                await self._remove(order.worker)
 
-    async def _serving(self, placed: Placed, described: Description) -> None:
-        if placed.state is not WorkerState.DRAINING:
-            placed.state = WorkerState.UP
-        placed.reason, placed.info = described.reason, described.info
+    def _place(self, name: str) -> None:
+        """Start the worker on ports of its own."""
+        config = next(config for config in self._spec.workers if config.name == name)
+        http_port = free_port(config.host, self._ports)
+        kv_port = free_port(config.host, self._ports | {http_port})
+        self._ports |= {http_port, kv_port}
+        config = dataclasses.replace(config, http_port=http_port, kv_port=kv_port)
+        self._handles[name] = self._placer.place(config)
+        self._inventory.placed(name, f"{config.host}:{http_port}", f"{config.host}:{kv_port}")
+        log.info("placed", extra={"worker": name})
 
-    async def _failed(self, placed: Placed, described: Description) -> None:
-        await self._fail(placed, described.reason or "failed")
-
-    async def _ended(self, placed: Placed, described: Description) -> None:
-        placed.state, placed.reason = WorkerState.DRAINED, None
-        await self._remove(placed)
-
-    async def _fail(self, placed: Placed, reason: str) -> None:
-        log.error("worker failed", extra={"worker": placed.config.name, "reason": reason})
-        placed.state, placed.reason = WorkerState.FAILED, reason
-        await self._remove(placed)
-
-    async def _remove(self, placed: Placed) -> None:
-        if placed.handle is not None:
+    async def _drain(self, name: str) -> None:
+        handle = self._handles.get(name)
+        if handle is not None:
             with contextlib.suppress(Unavailable):
-                await placed.handle.remove()
-            placed.handle = None
+                await handle.drain()
 
-    async def _remove_all(self) -> None:
-        for placed in self._workers.values():
-            await self._remove(placed)
-
-    async def _drain(self, names: list[str]) -> None:
-        for name in names:
-            placed = self._workers.get(name)
-            if placed is None or placed.handle is None:
-                continue
-            placed.state = WorkerState.DRAINING
+    async def _remove(self, name: str) -> None:
+        handle = self._handles.pop(name, None)
+        if handle is not None:
             with contextlib.suppress(Unavailable):
-                await placed.handle.drain()
+                await handle.remove()
 
     # ------------------------------------------------------------ the gateway
 
     async def _renew_lease(self) -> None:
-        """Report every second. A gateway that is away is tried again."""
+        """Report for ever. A gateway that is away is tried again."""
         if self._spec.gateway is None:
             return
         url = f"{self._spec.gateway}/internal/lease"
         headers = {"authorization": f"Bearer {self._secret}"}
-        wait = LEASE_S
         async with httpx.AsyncClient(
             headers=headers, timeout=LEASE_TIMEOUT_S, trust_env=False
         ) as http:
             while True:
                 try:
-                    answered = await http.post(url, json=self._inventory())
+                    answered = await http.post(url, json=self._report())
                     answered.raise_for_status()
                 except httpx.HTTPError as error:
-                    self._lease_state = f"{type(error).__name__}: {error}"
-                    wait = min(2 * wait, LEASE_MOST_S)
+                    wait_s = self._renewals.failed(f"{type(error).__name__}: {error}")
                 else:
-                    self._lease_state, wait = "renewed", LEASE_S
-                await asyncio.sleep(wait)
+                    wait_s = self._renewals.renewed()
+                await asyncio.sleep(wait_s)
 
-    def _inventory(self) -> dict[str, Any]:
-        return {
-            "site": self._spec.site,
-            "agent_epoch": self._epoch,
-            "agent": f"{self._spec.host}:{self._spec.port}",
-            "refusal": self._refusal,
-            "lease": self._lease_state,
-            "workers": [placed.report() for placed in self._workers.values()],
-        }
+    def _report(self) -> dict[str, Any]:
+        return self._inventory.report(self._renewals.state)
 
     # ------------------------------------------------------------ the front
 
     def _app(self) -> Starlette:
         async def inventory(request: Request) -> Response:
-            return answer(self._inventory())
+            return answer(self._report())
 
         async def drain(request: Request) -> Response:
             try:
@@ -320,11 +233,11 @@ class SiteAgent:
             names = body.get("workers") if isinstance(body, dict) else None
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 return answer({"error": 'must be {"workers": [names]}'}, 400)
-            unknown = [name for name in names if name not in self._workers]
+            unknown = [name for name in names if name not in self._inventory.names]
             if unknown:
-                known = ", ".join(self._workers)
+                known = ", ".join(self._inventory.names)
                 return answer({"error": f"no worker {unknown[0]}; there are {known}"}, 404)
-            await self._drain(names)
+            await self._carry_out(self._inventory.drain(names))
             return answer({"draining": names})
 
         async def stop(request: Request) -> Response:
@@ -339,14 +252,6 @@ class SiteAgent:
             ],
             middleware=[Middleware(BearerOnly, secret=self._secret)],
         )
-
-
-_AFTER: dict[Phase, Callable[[SiteAgent, Placed, Description], Awaitable[None]]] = {
-    Phase.LOADING: SiteAgent._loading,
-    Phase.SERVING: SiteAgent._serving,
-    Phase.FAILED: SiteAgent._failed,
-    Phase.ENDED: SiteAgent._ended,
-}
 
 
 def free_port(host: str, used: set[int]) -> int:

@@ -2,40 +2,30 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import httpx
 import orjson
 
-from workers.api.messages import DownMessage, Feed, Resync, Stop, UpMessage
+from orchestrator.membership.outbox import POST_TIMEOUT_S, Outbox, Path, Post
+from orchestrator.membership.reach import (
+    CONNECT_TIMEOUT_S,
+    RENEW_S,
+    RENEW_TIMEOUT_S,
+    Lost,
+    News,
+    Reach,
+)
+from orchestrator.membership.reports import read_hello
+from workers.api.messages import DownMessage, UpMessage
 from workers.api.wire import UP, WireError, decode, encode
 
 log = logging.getLogger(__name__)
 
-# An empty post this often keeps the gateway's lease on its legs; the worker beats as often.
-RENEW_S = 1.0
-RENEW_TIMEOUT_S = 3.0  # below a lease, so that one stuck renewal does not cost it
-# A stream that lasted this long ended by accident: it is opened again at once, others with
-# back-off, so that a worker which greets and fails is not asked in a circle.
-STEADY_S = 1.0
-RECONNECT_S = 0.25
-RECONNECT_MOST_S = 2.0
-# So many streams in a row that end without a hello: nobody is there, also behind a line that
-# takes the connection before it knows.
-REFUSALS_TO_LOSE = 2
-CONNECT_TIMEOUT_S = 10.0
-CONTROL_TIMEOUT_S = 10.0
-CONTROL_RETRY_S = 0.2
-CONTROL_RETRY_MOST_S = 2.0
-CONTROL_GIVE_UP_S = 60.0
-POSTS_AT_ONCE = 8  # per path; what comes meanwhile travels together in the next
 MAX_LINE_BYTES = 16 << 20
-
-CONTROL, FEED = "/control", "/feed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,52 +36,16 @@ class Place:
     tokens: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """What a worker's process says of itself when its token stream opens."""
-
-    worker: str
-    pid: int
-    slots: int
-    max_context: int
-    kv_total_tokens: int
-    kv_bytes_per_token: int
-
-
-def read_hello(body: Any) -> Hello:
-    """The hello in a stream's first line. Raises WireError."""
-    try:
-        info = body["info"]
-        hello = Hello(
-            worker=body["worker"],
-            pid=body["pid"],
-            slots=body["slots"],
-            max_context=info["max_context"],
-            kv_total_tokens=info["kv_total_tokens"],
-            kv_bytes_per_token=body["kv_bytes_per_token"],
-        )
-    except (KeyError, TypeError) as error:
-        raise WireError(f"not a hello: {type(error).__name__} {error}") from error
-    numbers = (hello.pid, hello.slots, hello.max_context, hello.kv_total_tokens)
-    if not all(type(n) is int and n > 0 for n in (*numbers, hello.kv_bytes_per_token)):
-        raise WireError("not a hello: its numbers must be whole and above 0")
-    return hello
-
-
 class Listener(Protocol):
     """What the channel tells the driver. All in the event loop's thread."""
 
-    def came_up(self, worker: str, hello: Hello) -> None: ...
-    def came_back(self, worker: str) -> None: ...
-    def was_lost(self, worker: str, reason: str) -> None: ...
+    def learn(self, worker: str, news: News) -> None: ...
     def heard(self, worker: str, messages: list[UpMessage]) -> None: ...
 
 
 class WorkerChannel:
-    """Keeps one worker's token stream open and delivers messages at least once.
+    """Keeps one worker's token stream open and its outbox moving: `Reach` and `Outbox` judge.
 
-    A worker is up after its first hello, back when the stream was opened again by the same
-    process, and lost when it refuses, restarts or stays silent for `unreachable_s`.
     `place` may be changed while it runs: the next connection goes there.
     """
 
@@ -114,31 +68,33 @@ class WorkerChannel:
         self._http = httpx.AsyncClient(
             headers={"authorization": f"Bearer {secret}"},
             limits=httpx.Limits(max_connections=None, keepalive_expiry=60),
-            timeout=CONTROL_TIMEOUT_S,
+            timeout=POST_TIMEOUT_S,
             trust_env=False,
         )
-        self._pid: int | None = None  # of the process that said hello; None: the worker is lost
-        self._pending: dict[str, list[DownMessage]] = {CONTROL: [], FEED: []}
-        self._flush_planned = False
-        self._posts: dict[str, dict[asyncio.Task[None], list[DownMessage]]] = {
-            CONTROL: {},
-            FEED: {},
-        }
+        self._loop = asyncio.get_running_loop()
+        self._reach = Reach(worker, unreachable_s=unreachable_s, now=self._loop.time())
+        self._outbox = Outbox()
+        self._moved = asyncio.Event()  # the outbox, since it was looked at
+        self._flushing: asyncio.Handle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._posts: set[asyncio.Task[None]] = set()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._renew())]
 
     @property
     def up(self) -> bool:
-        return self._pid is not None
+        return self._reach.up
 
     def send(self, message: DownMessage) -> None:
         """Deliver soon: all messages of one turn of the loop travel together."""
-        path = FEED if isinstance(message, Feed | Resync) else CONTROL
-        self._pending[path].append(message)
+        self._outbox.put(message)
         self._flush_soon()
 
     async def close(self) -> None:
         """End the stream and every delivery under way."""
-        tasks = [*self._tasks, *self._under_way()]
+        for handle in (self._flushing, self._retry):
+            if handle is not None:
+                handle.cancel()
+        tasks = [*self._tasks, *self._posts]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -148,66 +104,57 @@ class WorkerChannel:
         """Wait until everything sent was delivered, at most `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while any(self._pending.values()) or self._under_way():
-                    self._flush()
-                    await asyncio.wait(self._under_way(), return_when=asyncio.FIRST_COMPLETED)
+                while not self._outbox.empty:
+                    self._moved.clear()
+                    await self._moved.wait()
 
     # ------------------------------------------------------------ out
 
-    def _under_way(self) -> list[asyncio.Task[None]]:
-        return [task for posts in self._posts.values() for task in posts]
-
     def _flush_soon(self) -> None:
-        if not self._flush_planned:
-            self._flush_planned = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        if self._flushing is None:
+            self._flushing = self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._flush_planned = False
-        for path, messages in self._pending.items():
-            posts = self._posts[path]
-            if messages and len(posts) < POSTS_AT_ONCE:
-                self._pending[path] = []
-                task = asyncio.create_task(self._post(path, messages))
-                posts[task] = messages
-                task.add_done_callback(functools.partial(self._posted, path))
+        """Hand to the wire what is due, and come back when something else is."""
+        self._flushing = None
+        for post in self._outbox.due(self._loop.time()):
+            task = asyncio.create_task(self._post(post))
+            self._posts.add(task)
+            task.add_done_callback(self._posts.discard)
+        if self._retry is not None:
+            self._retry.cancel()
+        due = self._outbox.next_deadline()
+        self._retry = None if due is None else self._loop.call_at(due, self._flush_soon)
 
-    def _posted(self, path: str, task: asyncio.Task[None]) -> None:
-        del self._posts[path][task]
-        if self._pending[path]:
-            self._flush_soon()
-
-    async def _post(self, path: str, messages: list[DownMessage]) -> None:
-        """Try until it is delivered. Feeds are not insisted on: a resync repairs their loss."""
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + (CONTROL_GIVE_UP_S if path == CONTROL else 0.0)
-        body = orjson.dumps({"messages": [encode(message) for message in messages]})
-        wait = CONTROL_RETRY_S
-        while True:
-            try:
-                answer = await self._http.post(self._url(path), content=body)
-            except httpx.HTTPError as error:
-                reason = type(error).__name__
+    async def _post(self, post: Post) -> None:
+        try:
+            body = orjson.dumps({"messages": [encode(message) for message in post.messages]})
+            answer = await self._http.post(self._url(post.path), content=body)
+        except httpx.HTTPError as error:
+            self._failed(post, type(error).__name__)
+        except Exception as error:
+            # A defect of ours: again it would be the same, and untold it would stay for ever.
+            log.exception("post", extra={"worker": self.worker})
+            self._failed(post, type(error).__name__, refused=True)
+        else:
+            if answer.status_code == 200:
+                self._outbox.delivered(post)
             else:
-                if answer.status_code == 200:
-                    return
-                reason = f"{answer.status_code}: {answer.text[:200]}"
-                if 400 <= answer.status_code < 500:
-                    log.error(
-                        "worker refused messages", extra={"worker": self.worker, "reason": reason}
-                    )
-                    return
-            if loop.time() + wait > give_up:
-                log.warning(
-                    "messages not delivered",
-                    extra={"worker": self.worker, "count": len(messages), "reason": reason},
-                )
-                return
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, CONTROL_RETRY_MOST_S)
+                refused = 400 <= answer.status_code < 500
+                self._failed(post, f"{answer.status_code}: {answer.text[:200]}", refused=refused)
+        self._moved.set()
+        self._flush_soon()
 
-    def _url(self, path: str) -> str:
-        base = self.place.tokens if path == FEED else self.place.control
+    def _failed(self, post: Post, reason: str, *, refused: bool = False) -> None:
+        given_up = self._outbox.failed(post, self._loop.time(), refused=refused)
+        told = {"worker": self.worker, "count": len(given_up), "reason": reason}
+        if refused:
+            log.error("worker refused messages", extra=told)
+        elif given_up:
+            log.warning("messages not delivered", extra=told)
+
+    def _url(self, path: Path) -> str:
+        base = self.place.tokens if path is Path.FEED else self.place.control
         return f"{base}{path}?gateway={self._gateway}"
 
     async def _renew(self) -> None:
@@ -218,51 +165,43 @@ class WorkerChannel:
                 # Lost or late, it is one of several that fit into a lease; the stream judges.
                 with contextlib.suppress(httpx.HTTPError):
                     await self._http.post(
-                        self._url(FEED), content=b'{"messages":[]}', timeout=RENEW_TIMEOUT_S
+                        self._url(Path.FEED), content=b'{"messages":[]}', timeout=RENEW_TIMEOUT_S
                     )
 
     # ------------------------------------------------------------ in
 
     async def _read(self) -> None:
-        """Open the stream again and again; say when the worker is lost."""
-        refusals = 0
-        wait = RECONNECT_S
-        loop = asyncio.get_running_loop()
-        unheard_since = loop.time()
+        """Open the stream again and again."""
         while True:
-            opened_at, greeted = loop.time(), False
-            reason = "its token stream ended"
-            try:
-                async with contextlib.aclosing(self._lines()) as lines:
-                    async for line in lines:
-                        self._take(line, greeted)
-                        greeted, refusals = True, 0
-            except httpx.ConnectTimeout:
-                reason = f"no connection within {CONNECT_TIMEOUT_S:g} s"
-            except httpx.TimeoutException:
-                reason = f"silent for {self._unreachable_s:g} s"
-                refusals = REFUSALS_TO_LOSE
-            except httpx.HTTPError as error:
-                reason = f"not reachable ({type(error).__name__})"
-            except WireError as error:
-                reason = f"its token stream is not readable: {error}"
-                log.error("token stream", extra={"worker": self.worker, "reason": reason})
-            except Exception:
-                # Whatever it was: a channel that no longer reads would lose the worker in silence.
-                reason = "its token stream met a defect of the gateway"
-                log.exception("token stream", extra={"worker": self.worker})
-            if greeted:
-                unheard_since = loop.time()
-            else:
-                refusals += 1
-            late = loop.time() - unheard_since >= self._unreachable_s
-            if self.up and (refusals >= REFUSALS_TO_LOSE or late):
-                self._lose(reason)
-            if greeted and loop.time() - opened_at >= STEADY_S:
-                wait = RECONNECT_S
-            else:
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, RECONNECT_MOST_S)
+            self._reach.attempt(self._loop.time())
+            reason, silent = await self._stream()
+            ended = self._reach.ended(reason, self._loop.time(), silent=silent)
+            self._tell(ended.news)
+            await asyncio.sleep(ended.wait_s)
+
+    async def _stream(self) -> tuple[str, bool]:
+        """Read one stream to its end: why it ended, and whether by silence."""
+        greeted = False
+        try:
+            async with contextlib.aclosing(self._lines()) as lines:
+                async for line in lines:
+                    self._take(line, greeted)
+                    greeted = True
+        except httpx.ConnectTimeout:
+            return f"no connection within {CONNECT_TIMEOUT_S:g} s", False
+        except httpx.TimeoutException:
+            return f"silent for {self._unreachable_s:g} s", True
+        except httpx.HTTPError as error:
+            return f"not reachable ({type(error).__name__})", False
+        except WireError as error:
+            reason = f"its token stream is not readable: {error}"
+            log.error("token stream", extra={"worker": self.worker, "reason": reason})
+            return reason, False
+        except Exception:
+            # Whatever it was: a channel that no longer reads would lose the worker in silence.
+            log.exception("token stream", extra={"worker": self.worker})
+            return "its token stream met a defect of the gateway", False
+        return "its token stream ended", False
 
     async def _lines(self) -> AsyncGenerator[bytes, None]:
         """The lines of one stream, to its end. Raises httpx.HTTPError, WireError."""
@@ -291,34 +230,22 @@ class WorkerChannel:
             raise WireError(f"not JSON: {error}") from error
         messages = body.get("messages") if isinstance(body, dict) else None
         if not greeted:
-            self._greet(read_hello(body.get("hello") if isinstance(body, dict) else None))
+            hello = read_hello(body.get("hello") if isinstance(body, dict) else None)
+            self._tell(self._reach.greeted(hello))
         elif isinstance(messages, list):
             self._listener.heard(self.worker, [decode(message, UP) for message in messages])
         else:
             raise WireError('a line must be {"messages": [...]}')
 
-    def _greet(self, hello: Hello) -> None:
-        if hello.worker != self.worker:
-            raise WireError(f"{hello.worker!r} answered in place of {self.worker!r}")
-        if self._pid == hello.pid:
-            self._listener.came_back(self.worker)
-            return
-        if self.up:
-            self._lose("it restarted")
-        self._pid = hello.pid
-        self._listener.came_up(self.worker, hello)
-
-    def _lose(self, reason: str) -> None:
-        """Forget what was meant for the lost process, but for the stops: they free memory."""
-        self._pid = None
-        for path, posts in self._posts.items():
-            waiting = [message for messages in posts.values() for message in messages]
-            waiting += self._pending[path]
-            self._pending[path] = [message for message in waiting if isinstance(message, Stop)]
-            for task in posts:
-                task.cancel()
-        self._flush_soon()
-        self._listener.was_lost(self.worker, reason)
+    def _tell(self, told: list[News]) -> None:
+        for news in told:
+            if isinstance(news, Lost):
+                self._outbox.lost()
+                for task in self._posts:
+                    task.cancel()
+                self._moved.set()
+                self._flush_soon()
+            self._listener.learn(self.worker, news)
 
 
 async def close_all(channels: list[WorkerChannel]) -> None:

@@ -4,29 +4,19 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self
 
 from orchestrator.lifecycle.machine import Machine
 from orchestrator.lifecycle.request import StopWatch
-from orchestrator.live.channel import Hello, Place, WorkerChannel, close_all
+from orchestrator.live.channel import Place, WorkerChannel, close_all
 from orchestrator.live.openai.service import ModelCard, Tokenizer
+from orchestrator.membership.members import Members
+from orchestrator.membership.reach import CameUp, Lost, News
 from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish, Send
 from orchestrator.state.config import CoreConfig
-from orchestrator.state.events import (
-    Arrived,
-    ClientGone,
-    Event,
-    Heard,
-    LinkMeasured,
-    Reconnected,
-    Ticked,
-    WorkerDraining,
-    WorkerLost,
-    WorkerReturned,
-    WorkerUp,
-)
-from workers.api.messages import Load, Role, SendKV, Stop, UpMessage
+from orchestrator.state.events import Arrived, ClientGone, Event, LinkMeasured, Ticked
+from workers.api.messages import Load, Role, SendKV, UpMessage
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +37,6 @@ class Addresses(Protocol):
     """Where planes of workers are seen from a site."""
 
     def kv(self, worker: str, seen_from: str) -> str: ...
-
-
-@dataclasses.dataclass(slots=True)
-class Member:
-    """A worker of the deployment as this gateway knows it."""
-
-    site: str
-    pool: str
-    roles: frozenset[Role]
-    channel: WorkerChannel
-    hello: Hello | None = None  # None: not up
-    load: Load | None = None
-    draining: bool = False
 
 
 class ClientStream:
@@ -98,8 +75,8 @@ class ClientStream:
 class Driver:
     """Implements `openai.service.Service` over the machine and the workers' channels.
 
-    `record`, when given, is told every event with its time, before the machine is: fed to a
-    fresh machine they give the same actions.
+    `record`, when given, is told every event with its time and what the machine answered: a
+    fresh machine that is fed the events gives the same actions.
     """
 
     def __init__(
@@ -113,17 +90,17 @@ class Driver:
         secret: str,
         metrics: Metrics,
         needed: frozenset[str],
-        record: Callable[[float, Event], None] | None = None,
+        record: Callable[[float, Event, Sequence[Action]], None] | None = None,
     ) -> None:
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
         self.machine = Machine(config, stop_watch)
-        self.members: dict[str, Member] = {}
+        self.members = Members(needed)
+        self.channels: dict[str, WorkerChannel] = {}  # of every member
         self._addresses = addresses
         self._secret = secret
         self._metrics = metrics
-        self._awaited = set(needed)  # of the topology's workers, those that never were up yet
         self._record = record
         self._clients: dict[str, ClientStream] = {}
         self._loop = asyncio.get_running_loop()
@@ -135,17 +112,8 @@ class Driver:
     # ------------------------------------------------------------ what the HTTP surface asks
 
     def ready(self) -> str | None:
-        """Ready once every worker of the topology has been up, and while one of them is.
-
-        After that any live worker may serve, whatever its role: the core knows which can.
-        """
-        if self._closing:
-            return SHUTTING_DOWN
-        if self._awaited:
-            return f"waiting for workers: {', '.join(sorted(self._awaited))}"
-        if not any(m.hello is not None and not m.draining for m in self.members.values()):
-            return "no worker is up"
-        return None
+        """Why no request can be served now; None: they can."""
+        return SHUTTING_DOWN if self._closing else self.members.why_not_ready()
 
     def submit(self, arrived: Arrived) -> ClientStream:
         return ClientStream(self, arrived)
@@ -163,7 +131,7 @@ class Driver:
             "ready": self.ready() is None,
             "why_not": self.ready(),
             "requests": {"open": len(self.machine.requests), "queued": self.machine.queued},
-            "workers": [self._worker_status(name) for name in sorted(self.members)],
+            "workers": [self._worker_status(name) for name in sorted(self.members.by_name)],
             "links": [
                 {
                     "between": sorted(pair),
@@ -177,7 +145,7 @@ class Driver:
         }
 
     def _worker_status(self, name: str) -> dict[str, Any]:
-        member = self.members[name]
+        member = self.members.by_name[name]
         state = "draining" if member.draining else "up" if member.hello else "down"
         return {
             "name": name,
@@ -186,7 +154,7 @@ class Driver:
             "roles": sorted(member.roles),
             "state": state,
             "pid": member.hello.pid if member.hello else None,
-            "control": member.channel.place.control,
+            "control": self.channels[name].place.control,
             "load": dataclasses.asdict(member.load) if member.load else None,
         }
 
@@ -204,11 +172,10 @@ class Driver:
 
     def join(self, worker: str, site: str, pool: str, roles: frozenset[Role], place: Place) -> None:
         """A worker that an agent reports; harmless when it is known at this place already."""
-        known = self.members.get(worker)
-        if known is not None:
-            known.channel.place = place
+        if not self.members.join(worker, site, pool, roles):
+            self.channels[worker].place = place
             return
-        channel = WorkerChannel(
+        self.channels[worker] = WorkerChannel(
             worker,
             place,
             gateway=self.config.gateway,
@@ -216,30 +183,22 @@ class Driver:
             unreachable_s=self.config.deadlines.silence,
             listener=self,
         )
-        self.members[worker] = Member(site=site, pool=pool, roles=roles, channel=channel)
 
     def drain(self, worker: str) -> None:
         """No new legs for this worker."""
-        member = self.members.get(worker)
-        if member is not None and not member.draining:
-            member.draining = True
-            self.tell(WorkerDraining(worker=worker))
+        self._tell_all(self.members.drain(worker))
 
     def revive(self, worker: str) -> None:
-        """A drained worker may have new legs again: its site's lease was renewed."""
-        member = self.members.get(worker)
-        if member is not None and member.draining:
-            member.draining = False
-            if member.hello is not None:
-                self.tell(WorkerReturned(worker=worker))
+        """A drained worker may have new legs again."""
+        self._tell_all(self.members.revive(worker))
 
     async def remove(self, worker: str) -> None:
         """The worker has left the deployment."""
-        member = self.members.pop(worker, None)
-        if member is not None:
-            self.tell(WorkerLost(worker=worker, reason="it left"))
+        channel = self.channels.pop(worker, None)
+        if channel is not None:
+            self._tell_all(self.members.remove(worker))
             self._metrics.forget(worker)
-            await member.channel.close()
+            await channel.close()
 
     def measured(self, site_a: str, site_b: str, rtt_s: float, goodput_bytes_per_s: float) -> None:
         self.tell(
@@ -254,7 +213,7 @@ class Driver:
         for request, client in list(self._clients.items()):
             client.put(Fail(request=request, failure=Failure.UNAVAILABLE, message=SHUTTING_DOWN))
             self.leave(request)
-        channels = [member.channel for member in self.members.values()]
+        channels = list(self.channels.values())
         await asyncio.gather(*(channel.settled(FAREWELL_S) for channel in channels))
         await close_all(channels)
         if self._timer is not None:
@@ -262,67 +221,51 @@ class Driver:
 
     # ------------------------------------------------------------ what channels tell
 
-    def came_up(self, worker: str, hello: Hello) -> None:
-        member = self.members[worker]
-        member.hello = hello
-        log.info("worker up", extra={"worker": worker, "pid": hello.pid})
-        self.tell(
-            WorkerUp(
-                worker=worker,
-                site=member.site,
-                pool=member.pool,
-                roles=member.roles,
-                slots=hello.slots,
-                max_context=hello.max_context,
-                kv_total_tokens=hello.kv_total_tokens,
-                kv_bytes_per_token=hello.kv_bytes_per_token,
-            )
-        )
-        if member.draining:
-            self.tell(WorkerDraining(worker=worker))
-
-    def came_back(self, worker: str) -> None:
-        self.tell(Reconnected(worker=worker))
-
-    def was_lost(self, worker: str, reason: str) -> None:
-        log.warning("worker lost", extra={"worker": worker, "reason": reason})
-        self.members[worker].hello = self.members[worker].load = None
-        self._metrics.forget(worker)
-        self.tell(WorkerLost(worker=worker, reason=reason))
+    def learn(self, worker: str, news: News) -> None:
+        if isinstance(news, CameUp):
+            log.info("worker up", extra={"worker": worker, "pid": news.hello.pid})
+        elif isinstance(news, Lost):
+            log.warning("worker lost", extra={"worker": worker, "reason": news.reason})
+            self._metrics.forget(worker)
+        self._tell_all(self.members.learn(worker, news))
 
     def heard(self, worker: str, messages: list[UpMessage]) -> None:
         for message in messages:
             if isinstance(message, Load):
-                member = self.members[worker]
-                member.load = message
-                self._awaited.discard(worker)
+                member = self.members.by_name[worker]
                 self._metrics.load(worker, member.site, member.pool, message)
-            self.tell(Heard(worker=worker, message=message))
+        self._tell_all(self.members.heard(worker, messages))
 
     # ------------------------------------------------------------ the core
 
     def tell(self, event: Event) -> None:
         """Tell the machine what happened now, and do what it answers."""
         now = self._loop.time()
-        if self._record is not None:
-            self._record(now, event)
+        forgotten: list[Action] = []
         try:
             actions = self.machine.handle(event, now)
         except Exception:
             # A defect must not take the other requests with it, nor the stream that told us.
             log.exception("the core failed", extra={"kind": type(event).__name__})
             actions = self.machine.abandon()
-            self._fail_forgotten(actions)
-        for action in actions:
+            forgotten = self._forgotten(actions)
+        if self._record is not None:
+            self._record(now, event, actions)
+        for action in (*actions, *forgotten):
             self._act(action)
         self._set_timer()
 
-    def _fail_forgotten(self, actions: list[Action]) -> None:
+    def _tell_all(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.tell(event)
+
+    def _forgotten(self, actions: Sequence[Action]) -> list[Action]:
         """A client whose request the core no longer has must be told of its end."""
         told = {action.request for action in actions if isinstance(action, Finish | Fail)}
-        for request in self._clients.keys() - self.machine.requests.keys() - told:
-            failure = Failure.INTERNAL
-            actions.append(Fail(request=request, failure=failure, message=FORGOTTEN))
+        return [
+            Fail(request=request, failure=Failure.INTERNAL, message=FORGOTTEN)
+            for request in self._clients.keys() - self.machine.requests.keys() - told
+        ]
 
     def _act(self, action: Action) -> None:
         if isinstance(action, Send):
@@ -336,16 +279,14 @@ class Driver:
             del self._clients[action.request]
 
     def _send(self, action: Send) -> None:
-        member = self.members.get(action.worker)
-        if member is None:
+        worker, message = action.worker, action.message
+        if not self.members.deliverable(worker, message):
             return
-        if not member.channel.up and not isinstance(action.message, Stop):
-            return  # its loss has been told; only what frees memory is still worth sending
-        message = action.message
-        if isinstance(message, SendKV) and message.to_worker != action.worker:
-            address = self._addresses.kv(message.to_worker, seen_from=member.site)
+        if isinstance(message, SendKV) and message.to_worker != worker:
+            site = self.members.by_name[worker].site
+            address = self._addresses.kv(message.to_worker, seen_from=site)
             message = dataclasses.replace(message, address=address)
-        member.channel.send(message)
+        self.channels[worker].send(message)
 
     def _set_timer(self) -> None:
         due = self.machine.next_deadline()

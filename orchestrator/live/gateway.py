@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -25,8 +25,10 @@ from orchestrator.live.openai.app import create_app
 from orchestrator.live.openai.service import ModelCard, Tokenizer
 from orchestrator.live.openai.text import StopWatch
 from orchestrator.live.openai.vocabulary import Vocabulary
-from orchestrator.live.roster import LeaseRefused, Roster, expected_workers
+from orchestrator.live.roster import Roster, expected_workers
+from orchestrator.membership.reports import LeaseRefused
 from orchestrator.metrics.exposition import Metrics
+from orchestrator.state.actions import Action
 from orchestrator.state.config import CoreConfig, Deadlines
 from orchestrator.state.events import Event, HandoffMode
 from orchestrator.state.events import Route as RequestRoute
@@ -141,7 +143,7 @@ class Gateway:
         directory: Directory,
         secret: str,
         api_keys: frozenset[str] | None,
-        record: Callable[[float, Event], None] | None = None,
+        record: Callable[[float, Event, Sequence[Action]], None] | None = None,
     ) -> None:
         metrics = Metrics(CollectorRegistry())
         vocabulary = Vocabulary(tokenizer, card.stop_ids)

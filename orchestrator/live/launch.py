@@ -19,8 +19,9 @@ from typing import Any
 
 import httpx
 
-from orchestrator.live.agent import SiteSpec, WorkerState, free_port
+from orchestrator.live.agent import SiteSpec, free_port
 from orchestrator.live.directory import Directory
+from orchestrator.membership.reports import WorkerState
 from orchestrator.topology.schema import Topology
 from transport.emulator.control import LineControl, LineError, start_emulator
 from workers.service.config import SECRET_ENV, Simulated, WorkerConfig

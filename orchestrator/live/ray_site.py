@@ -13,7 +13,8 @@ import ray
 import uvloop
 from ray.exceptions import RayError
 
-from orchestrator.live.agent import Description, Phase, SiteAgent, SiteSpec, Unavailable
+from orchestrator.live.agent import SiteAgent, SiteSpec, Unavailable
+from orchestrator.membership.inventory import Description, Phase
 from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig
 from workers.service.logs import log_to
 from workers.service.process import WorkerProcess
@@ -127,7 +128,8 @@ class WorkerActor:
         self._process = WorkerProcess(config)
         self._failure: str | None = None
         self._ended = False
-        _on_sigterm(self._process.drain)
+        self._draining = False
+        _on_sigterm(self.drain)
         threading.Thread(target=self._run, name="server", daemon=True).start()
 
     def _run(self) -> None:
@@ -151,9 +153,19 @@ class WorkerActor:
             phase, reason = Phase.FAILED, self._failure
         elif self._ended:
             phase = Phase.ENDED
-        return Description(config=self._config, phase=phase, reason=reason, info=info)
+        config = self._config
+        return Description(
+            roles=config.roles,
+            http=f"{config.host}:{config.http_port}",
+            kv=f"{config.host}:{config.kv_port}",
+            phase=phase,
+            reason=reason,
+            draining=self._draining,
+            info=info,
+        )
 
     def drain(self) -> None:
+        self._draining = True
         self._process.drain()
 
 

@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from orchestrator.live.agent import PORTS, Description, Phase, SiteAgent, SiteSpec, Unavailable
+from orchestrator.live.agent import PORTS, SiteAgent, SiteSpec, Unavailable
 from orchestrator.live.ray_site import refusal
-from orchestrator.live.roster import read_report
+from orchestrator.membership.inventory import Description, Phase
+from orchestrator.membership.reports import read_report
 from workers.api.messages import Role
 from workers.service.config import WorkerConfig
 
@@ -46,7 +47,16 @@ class ScriptedWorker:
         if self.phase is None:
             raise Unavailable("the actor is restarting")
         info = {"pid": 7} if self.phase is Phase.SERVING else None
-        return Description(config=self.config, phase=self.phase, reason=self.reason, info=info)
+        config = self.config
+        return Description(
+            roles=config.roles,
+            http=f"{config.host}:{config.http_port}",
+            kv=f"{config.host}:{config.kv_port}",
+            phase=self.phase,
+            reason=self.reason,
+            draining=self.drains > 0,
+            info=info,
+        )
 
     async def drain(self) -> None:
         self.drains += 1

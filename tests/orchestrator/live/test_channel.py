@@ -9,7 +9,9 @@ import pytest
 import uvloop
 
 from orchestrator.live import channel as channels
-from orchestrator.live.channel import Hello, Place, WorkerChannel
+from orchestrator.live.channel import Place, WorkerChannel
+from orchestrator.membership import outbox, reach
+from orchestrator.membership.reach import CameUp, Lost, News
 from tests.orchestrator.live.channel_peer import NAME, WAIT_S, Peer, line, messages_line, serving
 from workers.api.messages import Feed, Pause, Resync, Stop, UpMessage
 from workers.api.messages import Landed as LandedMessage
@@ -19,8 +21,8 @@ UNREACHABLE_S = 0.6
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for wait in ("RECONNECT_S", "CONTROL_RETRY_S", "RENEW_S"):
-        monkeypatch.setattr(channels, wait, 0.05)
+    for where, wait in ((reach, "RECONNECT_S"), (outbox, "RETRY_S"), (channels, "RENEW_S")):
+        monkeypatch.setattr(where, wait, 0.05)
 
 
 class Ear:
@@ -30,14 +32,13 @@ class Ear:
         self.told: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self.breaks = False
 
-    def came_up(self, worker: str, hello: Hello) -> None:
-        self.told.put_nowait(("up", hello.pid))
-
-    def came_back(self, worker: str) -> None:
-        self.told.put_nowait(("back", None))
-
-    def was_lost(self, worker: str, reason: str) -> None:
-        self.told.put_nowait(("lost", reason))
+    def learn(self, worker: str, news: News) -> None:
+        if isinstance(news, CameUp):
+            self.told.put_nowait(("up", news.hello.pid))
+        elif isinstance(news, Lost):
+            self.told.put_nowait(("lost", news.reason))
+        else:
+            self.told.put_nowait(("back", None))
 
     def heard(self, worker: str, messages: list[UpMessage]) -> None:
         if self.breaks:
@@ -280,7 +281,7 @@ def test_a_lost_feed_is_not_repeated() -> None:
 def test_posts_that_are_stuck_bound_the_connections_and_the_rest_follows_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channels, "POSTS_AT_ONCE", 2)
+    monkeypatch.setattr(outbox, "POSTS_AT_ONCE", 2)
 
     async def scenario(peer: Peer, ear: Ear, channel: WorkerChannel) -> None:
         peer.statuses = [500] * 2

@@ -14,7 +14,7 @@ from orchestrator.live.channel import Place
 from orchestrator.live.driver import ClientStream, Driver
 from orchestrator.live.openai.service import ModelCard
 from orchestrator.metrics.workers import WorkerMetrics
-from orchestrator.state.actions import Emit, Fail, Failure, Finish
+from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish
 from orchestrator.state.config import CoreConfig, Deadlines
 from orchestrator.state.events import Arrived, Event, Route
 from tests.orchestrator.live.channel_peer import (
@@ -54,7 +54,7 @@ class World:
     def __init__(self, prefill: Peer, main: Peer, deadlines: Deadlines) -> None:
         self.prefill, self.main = prefill, main
         self.registry = CollectorRegistry()
-        self.recorded: list[tuple[float, Event]] = []
+        self.recorded: list[tuple[float, Event, Sequence[Action]]] = []
         self.driver = Driver(
             CoreConfig(gateway="gw-1", gateway_site="shenzhen", deadlines=deadlines),
             model=CARD,
@@ -64,7 +64,7 @@ class World:
             secret="s3cret",
             metrics=WorkerMetrics(self.registry),
             needed=frozenset({PREFILL, MAIN}),
-            record=lambda now, event: self.recorded.append((now, event)),
+            record=lambda *entry: self.recorded.append(entry),
         )
 
     def join(self, name: str) -> None:
@@ -301,7 +301,7 @@ def test_a_lost_worker_shows_in_status_and_leaves_no_sample() -> None:
 
 
 def test_what_was_recorded_gives_the_same_actions() -> None:
-    """The record is complete: a fresh machine is fed it and has the same requests and counts."""
+    """The record is complete: a fresh machine that is fed it is in the same state too."""
 
     async def scenario(w: World) -> None:
         prefill, _ = await w.all_up()
@@ -309,8 +309,8 @@ def test_what_was_recorded_gives_the_same_actions() -> None:
         prefill.write(run_of(await w.prefill.message("start"), 0, 7))
         await client.take()
         fresh = Machine(w.driver.config, Watch)
-        for now, event in w.recorded:
-            fresh.handle(event, now)
+        for now, event, actions in w.recorded:
+            assert fresh.handle(event, now) == actions
         assert fresh.requests.keys() == w.driver.machine.requests.keys()
         assert fresh.ctx.counts == w.driver.machine.ctx.counts
         assert fresh.next_deadline() == w.driver.machine.next_deadline()

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from orchestrator.live.directory import Directory
 from orchestrator.live.driver import Driver
 from orchestrator.live.openai.service import ModelCard
-from orchestrator.live.roster import LeaseRefused, Roster, expected_workers, read_report
+from orchestrator.live.roster import Roster, expected_workers
+from orchestrator.membership.reports import LeaseRefused
 from orchestrator.metrics.workers import WorkerMetrics
 from orchestrator.state.config import CoreConfig
 from orchestrator.topology.schema import Topology
@@ -57,7 +58,7 @@ class World:
 
     @property
     def draining(self) -> dict[str, bool]:
-        return {name: member.draining for name, member in self.driver.members.items()}
+        return {name: member.draining for name, member in self.driver.members.by_name.items()}
 
 
 def worker(name: str, **fields: Any) -> dict[str, Any]:
@@ -108,10 +109,10 @@ def test_reported_workers_join_where_the_report_says() -> None:
     async def scenario(w: World) -> None:
         await w.roster.renew(report(H0, H1))
         await w.roster.renew(report(S0))
-        assert w.driver.members.keys() == expected_workers(TOPOLOGY)
-        member = w.driver.members["hami/p/1"]
+        assert w.driver.members.by_name.keys() == expected_workers(TOPOLOGY)
+        member = w.driver.members.by_name["hami/p/1"]
         assert (member.site, member.pool, member.roles) == ("hami", "p", {Role.PREFILL})
-        assert member.channel.place.control == "http://127.0.0.1:11"
+        assert w.driver.channels["hami/p/1"].place.control == "http://127.0.0.1:11"
         assert w.directory.kv("hami/p/1", "shenzhen") == "127.0.0.1:12@hami"
 
     play(scenario)
@@ -120,9 +121,9 @@ def test_reported_workers_join_where_the_report_says() -> None:
 def test_a_worker_that_moved_keeps_its_channel() -> None:
     async def scenario(w: World) -> None:
         await w.roster.renew(report(H0))
-        channel = w.driver.members["hami/p/0"].channel
+        channel = w.driver.channels["hami/p/0"]
         await w.roster.renew(report(H0 | {"http": "127.0.0.1:99"}))
-        assert w.driver.members["hami/p/0"].channel is channel
+        assert w.driver.channels["hami/p/0"] is channel
         assert channel.place.tokens == "http://127.0.0.1:99"
 
     play(scenario)
@@ -209,29 +210,3 @@ def test_a_site_that_is_not_in_the_topology_is_refused() -> None:
         assert w.draining == {}
 
     play(scenario)
-
-
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        (None, "site: missing"),
-        ([], "site: missing"),
-        ({"site": 1}, "site: missing, or not of type str"),
-        ({"site": "hami", "agent_epoch": "1"}, "agent_epoch: missing, or not of type int"),
-        ({"site": "hami", "agent_epoch": True}, "agent_epoch: missing, or not of type int"),
-        ({"site": "hami", "agent_epoch": 1}, "workers: missing"),
-        ({"site": "hami", "agent_epoch": 1, "workers": ["x"]}, "roles: missing"),
-        (report(H0) | {"workers": [H0 | {"name": None}]}, "name: missing"),
-        (report(H0) | {"workers": [S0]}, "name: 'shenzhen/q/0' is no worker of hami/q"),
-        (report(H0 | {"roles": ["cook"]}), "'cook' is not a valid Role"),
-        (report(H0 | {"roles": [["main"]]}), "workers: "),
-        (report(H0 | {"state": "asleep"}), "'asleep' is not a valid WorkerState"),
-        (report(H0 | {"http": "10.0.0.1"}), "http: '10.0.0.1' is not host:port"),
-        (report(H0 | {"kv": "a b:1"}), "kv: 'a b:1' is not host:port"),
-    ],
-)
-def test_a_malformed_report_is_refused_by_name(body: Any, told: str) -> None:
-    with pytest.raises(LeaseRefused) as caught:
-        read_report(body)
-    assert told in str(caught.value)
-    assert "\n" not in str(caught.value)

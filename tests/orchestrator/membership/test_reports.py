@@ -1,0 +1,102 @@
+"""What workers and agents say of themselves is read strictly."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.membership.reports import (
+    Hello,
+    LeaseRefused,
+    WorkerState,
+    read_hello,
+    read_report,
+)
+from workers.api.messages import Role
+from workers.api.wire import WireError
+
+H0 = {
+    "name": "hami/p/0",
+    "pool": "p",
+    "roles": ["prefill"],
+    "state": "up",
+    "reason": None,
+    "http": "127.0.0.1:1",
+    "kv": "127.0.0.1:2",
+    "info": {"pid": 1},
+}
+S0 = H0 | {"name": "shenzhen/q/0", "pool": "q"}
+HELLO = {
+    "worker": "hami/p/0",
+    "pid": 100,
+    "slots": 4,
+    "kv_bytes_per_token": 128,
+    "info": {"max_context": 512, "kv_total_tokens": 2048},
+}
+
+
+def report(*workers: dict[str, Any]) -> dict[str, Any]:
+    return {"site": "hami", "agent_epoch": 1, "workers": list(workers), "lease": "renewed"}
+
+
+def test_a_report_is_read_with_what_the_gateway_needs() -> None:
+    said = read_report(report(H0 | {"state": "failed", "reason": "no memory"}))
+    assert (said.site, said.agent_epoch, list(said.workers)) == ("hami", 1, ["hami/p/0"])
+    worker = said.workers["hami/p/0"]
+    assert (worker.pool, worker.roles) == ("p", {Role.PREFILL})
+    assert (worker.state, worker.reason) == (WorkerState.FAILED, "no memory")
+    assert (worker.http, worker.kv) == ("127.0.0.1:1", "127.0.0.1:2")
+
+
+def test_a_hello_is_read() -> None:
+    assert read_hello(HELLO) == Hello(
+        worker="hami/p/0",
+        pid=100,
+        slots=4,
+        max_context=512,
+        kv_total_tokens=2048,
+        kv_bytes_per_token=128,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (None, "TypeError"),
+        ([], "TypeError"),
+        ({}, "KeyError 'info'"),
+        (HELLO | {"info": None}, "TypeError"),
+        (HELLO | {"pid": "100"}, "whole and above 0"),
+        (HELLO | {"pid": True}, "whole and above 0"),
+        (HELLO | {"slots": 0}, "whole and above 0"),
+        (HELLO | {"kv_bytes_per_token": None}, "whole and above 0"),
+    ],
+)
+def test_what_is_no_hello_is_refused(body: Any, told: str) -> None:
+    with pytest.raises(WireError, match=told):
+        read_hello(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (None, "site: missing"),
+        ([], "site: missing"),
+        ({"site": 1}, "site: missing, or not of type str"),
+        ({"site": "hami", "agent_epoch": "1"}, "agent_epoch: missing, or not of type int"),
+        ({"site": "hami", "agent_epoch": True}, "agent_epoch: missing, or not of type int"),
+        ({"site": "hami", "agent_epoch": 1}, "workers: missing"),
+        ({"site": "hami", "agent_epoch": 1, "workers": ["x"]}, "roles: missing"),
+        (report(H0) | {"workers": [H0 | {"name": None}]}, "name: missing"),
+        (report(H0) | {"workers": [S0]}, "name: 'shenzhen/q/0' is no worker of hami/q"),
+        (report(H0 | {"roles": ["cook"]}), "'cook' is not a valid Role"),
+        (report(H0 | {"roles": [["main"]]}), "workers: "),
+        (report(H0 | {"state": "asleep"}), "'asleep' is not a valid WorkerState"),
+        (report(H0 | {"http": "10.0.0.1"}), "http: '10.0.0.1' is not host:port"),
+        (report(H0 | {"kv": "a b:1"}), "kv: 'a b:1' is not host:port"),
+    ],
+)
+def test_a_malformed_report_is_refused_by_name(body: Any, told: str) -> None:
+    with pytest.raises(LeaseRefused) as caught:
+        read_report(body)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
