@@ -70,7 +70,7 @@ def read_document(path: FilePath) -> Document:
     except RecursionError:
         raise TopologyError([Mistake(file, 1, 1, "", "nested too deeply")]) from None
     if root is None:
-        raise TopologyError([Mistake(file, 1, 1, "", "empty: there is no topology in it")])
+        raise TopologyError([Mistake(file, 1, 1, "", "empty: there is nothing in it")])
     document = Document(file=file, data=None, root=root)
     document.data = _Reader(document).read(root, ())
     return document

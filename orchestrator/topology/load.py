@@ -1,18 +1,17 @@
 """Read a topology file: all of its mistakes, or a Topology."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path as FilePath
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
 from orchestrator.catalogue import Catalogue, load_catalogue
-from orchestrator.topology.document import Document, read_document
-from orchestrator.topology.mistakes import Mistake, Path, TopologyError, path_text, unknown
+from orchestrator.topology.document import read_document
+from orchestrator.topology.mistakes import Path, TopologyError, unknown
 from orchestrator.topology.rules import NO_ROLES, Draft, Found, broken_rules
-from orchestrator.topology.schema import FROM_FILE, ONE_DELAY, Pool, Topology
+from orchestrator.topology.schema import ONE_DELAY, Pool, Topology
+from orchestrator.topology.strict import kind_of, schema_mistakes, validate
 from workers.api.messages import Role
 
 # Keys that DESIGN names but nothing reads yet: refused with the reason instead of a guess.
@@ -32,14 +31,14 @@ def load_topology(path: str | FilePath) -> Topology:
     topology: Topology | None = None
     if isinstance(document.data, dict):
         try:
-            topology = _validate(Topology, document.data)
+            topology = validate(Topology, document.data)
         except ValidationError as error:
-            mistakes += _schema_mistakes(document, error, spoiled)
+            mistakes += schema_mistakes(document, Topology, error, spoiled, _own_words)
         for where, message in _rule_mistakes(document.data, file.parent, catalogue):
             mistakes.append(document.mistake(where, message))
     else:
         mistakes.append(
-            document.mistake((), f"expected keys and values, got {_kind(document.data)}")
+            document.mistake((), f"expected keys and values, got {kind_of(document.data)}")
         )
     if mistakes or topology is None:
         raise TopologyError(mistakes)
@@ -47,111 +46,12 @@ def load_topology(path: str | FilePath) -> Topology:
     return topology.model_copy(update={"model": str(directory)}) if directory else topology
 
 
-def _validate(model: type[BaseModel], data: object) -> Any:
-    return model.model_validate(data, context=FROM_FILE, by_alias=True, by_name=False)
-
-
-# ------------------------------------------------------------------------- the schema's mistakes
-
-
-def _schema_mistakes(
-    document: Document, error: ValidationError, spoiled: set[str]
-) -> Iterator[Mistake]:
-    for detail in error.errors(include_url=False):
-        path, kind = detail["loc"], detail["type"]
-        if kind == "one_delay" or path_text(path) in spoiled:
-            continue  # told by a rule, or already by the reader
-        if path and path[-1] == "[key]":
-            path, kind = path[:-1], "name"
-        yield document.mistake(path, _message(path, kind, detail), at_key=kind in AT_KEY)
-
-
-AT_KEY = {"extra_forbidden", "name", "missing"}
-
-
-def _message(path: Path, kind: str, detail: ErrorDetails) -> str:
-    value, ctx = detail["input"], detail.get("ctx", {})
+def _own_words(path: Path, kind: str) -> str | None:
+    """What is said of a mistake that this file knows more about."""
     key = str(path[-1]) if path else ""
-    match kind:
-        case "extra_forbidden":
-            return NOT_YET.get(key) or unknown("key", key, _keys(path[:-1]))
-        case "missing":
-            return NO_ROLES if key == "roles" else "missing; it has no default"
-        case "name":
-            return f"the name {path[-1]!r} may only have letters, digits, - and _ (at most 40)"
-        case "literal_error" | "enum":
-            noun = "role" if kind == "enum" else key
-            known = re.findall(r"'([^']+)'", ctx["expected"])
-            return unknown(noun, value, known)
-        case "value_error":
-            return str(ctx["error"])
-        case "greater_than":
-            return f"must be above {ctx['gt']:g}, got {value}"
-        case "greater_than_equal":
-            return f"must be at least {ctx['ge']:g}, got {value}"
-        case "less_than":
-            return f"must be below {ctx['lt']:g}, got {value}"
-        case "less_than_equal":
-            return f"must be at most {ctx['le']:g}, got {value}"
-        case "finite_number":
-            return f"must be a finite number, got {value}"
-        case "string_too_short":
-            return "must not be empty"
-        case "too_long":
-            return f"expected {ctx['max_length']} values, got {ctx['actual_length']}"
-    expected = EXPECTED.get(kind, detail["msg"].lower())
-    return f"expected {expected}, got {_kind(value)}"
-
-
-EXPECTED = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "dict_type": "keys and values",
-    "model_type": "keys and values",
-    "tuple_type": "a list",
-    "frozen_set_type": "a list",
-}
-
-
-def _kind(value: object) -> str:
-    match value:
-        case None:
-            return "nothing"
-        case dict():
-            return "keys and values"
-        case list():
-            return "a list"
-        case str():
-            return f"the text {value!r}" if len(value) <= 40 else f"the text {value[:40]!r}..."
-        case bool():
-            return str(value).lower()
-    return str(value)
-
-
-def _keys(path: Path) -> list[str]:
-    """The keys that are allowed in the mapping at `path`."""
-    annotation: Any = Topology
-    for part in path:
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            fields = annotation.model_fields
-            annotation = next(f.annotation for k, f in fields.items() if (f.alias or k) == part)
-        else:  # a dict by name or a tuple by position: what it holds
-            held = [a for a in get_args(annotation) if a is not Ellipsis]
-            annotation = held[-1]
-        annotation = _bare(annotation)
-    return [field.alias or key for key, field in annotation.model_fields.items()]
-
-
-def _bare(annotation: Any) -> Any:
-    """The annotation without `Annotated` and without `| None`."""
-    if get_origin(annotation) is Annotated:
-        return _bare(get_args(annotation)[0])
-    options = [a for a in get_args(annotation) if a is not type(None)]
-    if type(None) in get_args(annotation) and len(options) == 1:
-        return _bare(options[0])
-    return annotation
+    if kind == "extra_forbidden":
+        return NOT_YET.get(key)
+    return NO_ROLES if kind == "missing" and key == "roles" else None
 
 
 # --------------------------------------------------------------------------- the rules' mistakes
@@ -192,7 +92,7 @@ def _draft(data: dict[str, Any], raw_pools: dict[tuple[str, str], object]) -> Dr
     for (site, name), raw in raw_pools.items():
         roles[site][name] = _roles(raw)
         try:
-            pools[site, name] = _validate(Pool, raw)
+            pools[site, name] = validate(Pool, raw)
         except ValidationError:
             continue  # reported by the schema
     links = data.get("links", [])

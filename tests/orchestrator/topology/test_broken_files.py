@@ -412,8 +412,8 @@ def test_two_sites_without_any_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "1:1: empty: there is no topology in it"),
-        ("# nothing\n", "1:1: empty: there is no topology in it"),
+        ("", "1:1: empty: there is nothing in it"),
+        ("# nothing\n", "1:1: empty: there is nothing in it"),
         ("- a\n- b\n", "1:1: expected keys and values, got a list"),
         ("just text\n", "1:1: expected keys and values, got the text 'just text'"),
         (
