@@ -1,0 +1,165 @@
+"""Seeds of trouble in virtual time: how many break a promise, and how fast they are lived through."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from orchestrator.state.actions import Finish
+from orchestrator.virtual.client import Client
+from orchestrator.virtual.faults.cases import Case, generate, play
+from orchestrator.virtual.faults.checks import check
+from orchestrator.virtual.faults.scenario import Scenario, load_scenario
+from orchestrator.virtual.faults.shrink import shrink
+from orchestrator.virtual.faults.story import tell
+
+SEEDS_PER_TASK = 10
+
+
+@dataclass(slots=True)
+class Tally:
+    """What some seeds came to. `broken`: the breaches of each seed that broke a promise."""
+
+    seeds: int = 0
+    requests: int = 0
+    faults: int = 0
+    calls: int = 0  # of the virtual schedule
+    events: int = 0  # told to the core
+    cpu_s: float = 0.0
+    virtual_s: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    core: Counter[str] = field(default_factory=Counter)
+    broken: dict[int, list[str]] = field(default_factory=dict)
+
+    def add(self, other: "Tally") -> None:
+        self.seeds += other.seeds
+        self.requests += other.requests
+        self.faults += other.faults
+        self.calls += other.calls
+        self.events += other.events
+        self.cpu_s += other.cpu_s
+        self.virtual_s += other.virtual_s
+        self.outcomes += other.outcomes
+        self.kinds += other.kinds
+        self.core += other.core
+        self.broken |= other.broken
+
+
+def run(
+    scenario: Scenario,
+    *,
+    first: int,
+    seeds: int,
+    jobs: int | None = None,
+    faults: bool = True,
+    tell_progress: Callable[[Tally], None] = lambda tally: None,
+) -> dict[str, Any]:
+    """Live through the seeds [first, first + seeds), on all cores unless `jobs` says otherwise."""
+    began = time.monotonic()
+    total = Tally()
+    tasks = [
+        range(at, min(at + SEEDS_PER_TASK, first + seeds))
+        for at in range(first, first + seeds, SEEDS_PER_TASK)
+    ]
+    for tally in _spread(scenario, tasks, faults, min(jobs or os.cpu_count() or 1, len(tasks))):
+        total.add(tally)
+        tell_progress(total)
+    took_s = time.monotonic() - began
+    return {
+        "seeds": total.seeds,
+        "requests": total.requests,
+        "broken": [
+            {"seed": seed, "breaches": breaches} for seed, breaches in sorted(total.broken.items())
+        ],
+        "seeds_per_s": total.seeds / took_s,
+        "faults": total.faults,
+        "fault_kinds": dict(sorted(total.kinds.items())),
+        "outcomes": dict(sorted(total.outcomes.items())),
+        "core_counts": dict(sorted(total.core.items())),
+        "calls_per_cpu_s": total.calls / total.cpu_s,
+        "core_events_per_cpu_s": total.events / total.cpu_s,
+        "cpu_s_per_1000_requests": 1000 * total.cpu_s / total.requests,
+        "virtual_hours": total.virtual_s / 3600,
+        "took_s": took_s,
+        "machine": machine(),
+    }
+
+
+def explain(scenario: Scenario, seed: int, *, smallest: bool) -> tuple[list[str], bool]:
+    """The story of a seed's broken requests, or of the one that went through most; whether any
+    promise is broken. `smallest`: of the least part of the case that still breaks it."""
+    case = generate(scenario, seed)
+    world = play(case)
+    breaches = check(world)
+    if smallest and breaches:
+        case = shrink(case)
+        world = play(case)
+        breaches = check(world)
+    hurt = [name for name in world.clients if any(name in breach.who for breach in breaches)]
+    requests = hurt or [max(world.clients, key=lambda name: _recoveries(world.clients[name]))]
+    return list(tell(case, world, breaches, requests)), bool(breaches)
+
+
+def _recoveries(client: Client) -> int:
+    return client.end.summary.recoveries if isinstance(client.end, Finish) else 0
+
+
+def _spread(
+    scenario: Scenario, tasks: Sequence[range], faults: bool, jobs: int
+) -> Iterator[Tally]:
+    if jobs <= 1:
+        yield from (_live(scenario, task, faults) for task in tasks)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(_live, *zip(*((scenario, task, faults) for task in tasks), strict=True))
+
+
+def _live(scenario: Scenario, seeds: range, faults: bool) -> Tally:
+    tally = Tally()
+    began = time.process_time()
+    for seed in seeds:
+        case = generate(scenario, seed)
+        _add_case(tally, case if faults else replace(case, faults=()))
+    tally.cpu_s = time.process_time() - began
+    return tally
+
+
+def _add_case(tally: Tally, case: Case) -> None:
+    world = play(case)
+    breaches = check(world)
+    tally.seeds += 1
+    tally.requests += len(world.clients)
+    tally.faults += len(case.faults)
+    tally.calls += world.schedule.done
+    tally.virtual_s += world.now
+    tally.kinds.update(fault.kind.value for fault in case.faults)
+    tally.outcomes.update(map(_outcome, world.clients.values()))
+    for gateway in [*world.ended, *world.gateways]:
+        tally.events += len(gateway.log)
+        tally.core.update(gateway.machine.ctx.counts)
+    if breaches:
+        tally.broken[case.seed] = [str(breach) for breach in breaches]
+
+
+def _outcome(client: Client) -> str:
+    if client.left:
+        return "left"
+    if client.cut_off:
+        return "gateway died"
+    if client.end is None:
+        return "hung"
+    return "finished" if isinstance(client.end, Finish) else f"failed: {client.end.failure}"
+
+
+def scenario_file(given: Path | None) -> Path:
+    """The scenario that is used: the one that came with the package unless another is given."""
+    return given or Path(__file__).parents[1] / "configs" / "scenarios" / "faults.yaml"
+
+
+__all__ = ["Tally", "explain", "load_scenario", "run", "scenario_file"]

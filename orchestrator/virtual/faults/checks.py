@@ -1,0 +1,104 @@
+"""What must be true of a world in which all is quiet again."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from orchestrator.state.actions import Fail, Failure, Finish, Send
+from orchestrator.virtual.client import Client
+from orchestrator.virtual.faults.reference import why_wrong
+from orchestrator.virtual.gateway import VirtualGateway
+from orchestrator.virtual.promises import Breach, Promise
+from orchestrator.virtual.worker import VirtualWorker
+from orchestrator.virtual.world import World
+from workers.api.messages import Start, Stop
+
+# Added to a deadline: the ways between client, gateway and clocks that differ.
+SLACK = 1.02
+
+
+def check(world: World) -> list[Breach]:
+    """Every broken promise: those seen on the way, then those that show at the end."""
+    found = list(world.breaches)
+    for client in world.clients.values():
+        found += _client(world, client)
+    for gateway in world.gateways:
+        if gateway.process.alive:
+            found += _gateway(world, gateway)
+    for gateway in [*world.gateways, *world.ended]:
+        found += _legs(world, gateway)
+    for worker in world.workers.values():
+        if worker.process.alive:
+            found += _worker(world, worker)
+    return found
+
+
+def _client(world: World, client: Client) -> Iterator[Breach]:
+    def breach(promise: Promise, seen: str) -> Breach:
+        return Breach(promise=promise, who=client.name, at=world.now, seen=seen)
+
+    wrong = why_wrong(world.setup, client)
+    if wrong is not None:
+        yield breach(Promise.RIGHT_TOKENS, wrong)
+    if client.left or client.cut_off:
+        return
+    if client.end is None or client.ended_at is None:
+        yield breach(Promise.ENDS, f"{len(client.ids)} tokens and no end")
+        return
+    took_s = client.ended_at - client.asked_at
+    most_s = world.setup.core.deadlines.request * SLACK + world.frozen_s[client.ask.gateway]
+    if took_s > most_s:
+        yield breach(Promise.ENDS, f"after {took_s:.1f} s, {most_s:.1f} are allowed")
+    if isinstance(client.end, Finish):
+        counted = client.end.summary.completion_tokens
+        if counted != len(client.ids):
+            yield breach(Promise.COUNTS, f"{counted} counted, {len(client.ids)} came")
+    elif isinstance(client.end, Fail) and client.end.failure is Failure.INTERNAL:
+        yield breach(Promise.NO_DEFECT, client.end.message)
+
+
+def _gateway(world: World, gateway: VirtualGateway) -> Iterator[Breach]:
+    def breach(seen: str) -> Breach:
+        return Breach(promise=Promise.BOOKS, who=gateway.name, at=world.now, seen=seen)
+
+    machine = gateway.machine
+    if machine.requests or machine.queued:
+        yield breach(f"requests {sorted(machine.requests)}, {machine.queued} queued")
+    if machine.next_deadline() is not None:
+        yield breach(f"a deadline at {machine.next_deadline()}")
+    for view in machine.ctx.world.workers.values():
+        if view.bookings:
+            yield breach(f"{view.name} is still booked: {view.bookings}")
+    for pair, link in machine.ctx.world.links.items():
+        if link.queued:
+            yield breach(f"{sorted(pair)} still queues {link.queued}")
+
+
+def _legs(world: World, gateway: VirtualGateway) -> Iterator[Breach]:
+    """From the log: a leg is started at most once, and one of a living gateway was stopped."""
+    starts: Counter[tuple[str, int]] = Counter()
+    stops: set[tuple[str, int]] = set()
+    for entry in gateway.log:
+        for action in entry.actions:
+            if isinstance(action, Send):
+                message = action.message
+                if isinstance(message, Start):
+                    starts[message.request, message.epoch] += 1
+                elif isinstance(message, Stop):
+                    stops.add((message.request, message.epoch))
+    for leg, count in starts.items():
+        who = f"{leg[0]}, epoch {leg[1]}"
+        if count > 1:
+            seen = f"started {count} times"
+            yield Breach(promise=Promise.STOPPED, who=who, at=world.now, seen=seen)
+        if leg not in stops and gateway.process.alive:
+            yield Breach(promise=Promise.STOPPED, who=who, at=world.now, seen="never stopped")
+
+
+def _worker(world: World, worker: VirtualWorker) -> Iterator[Breach]:
+    name = worker.spec.name
+    held = worker.engine.kv_held_tokens()
+    if held or worker.core.leg_count:
+        seen = f"{held} tokens held, {worker.core.leg_count} legs"
+        yield Breach(promise=Promise.KV_FREE, who=name, at=world.now, seen=seen)
+    if not worker.kv.idle:
+        yield Breach(promise=Promise.STREAMS_END, who=name, at=world.now, seen="a stream is open")

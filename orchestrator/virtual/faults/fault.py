@@ -1,0 +1,154 @@
+"""Faults: what can go wrong in a virtual deployment, and how it is done to one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orchestrator.virtual.network import Accidents
+from orchestrator.virtual.world import World
+
+
+class Kind(StrEnum):
+    """Every kind of fault. The value is its key in a scenario file."""
+
+    KILL_WORKER = "kill_worker"
+    FREEZE_WORKER = "freeze_worker"
+    KILL_GATEWAY = "kill_gateway"
+    FREEZE_GATEWAY = "freeze_gateway"
+    KILL_AGENT = "kill_agent"
+    FREEZE_AGENT = "freeze_agent"
+    PARTITION = "partition"
+    ONE_WAY = "one_way_partition"
+    RESET = "reset"
+    LOSS = "loss"
+    REPEAT = "repeat"
+    DELAY = "delay"
+    CORRUPT = "corrupt"
+    MEMORY = "memory"
+    CLOCK = "clock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault.
+
+    `target`: a worker, a site, a process, or a gateway's place as text; for a partition `other`
+    is the end that hears no more. `seconds`: how long it lasts; of a kill, until it is started
+    again. `amount`: a probability, the share of a pool's memory, the most seconds of delay, or by
+    how much a clock is too fast.
+    """
+
+    kind: Kind
+    at: float
+    target: str = ""
+    other: str = ""
+    seconds: float = 0.0
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        where = " ".join(filter(None, [self.target, self.other and f"to {self.other}"]))
+        amount = f", {self.amount:g}" if self.amount else ""
+        return f"{self.at:.3f} {self.kind} {where} for {self.seconds:g} s{amount}"
+
+
+def inject(world: World, fault: Fault) -> None:
+    """Do it to a world, now."""
+    INJECT[fault.kind](world, fault)
+
+
+def _kill_worker(world: World, fault: Fault) -> None:
+    world.kill_worker(fault.target, back_after=fault.seconds)
+
+
+def _freeze_worker(world: World, fault: Fault) -> None:
+    world.freeze(world.workers[fault.target].process, fault.seconds)
+
+
+def _kill_gateway(world: World, fault: Fault) -> None:
+    world.kill_gateway(int(fault.target), back_after=fault.seconds)
+
+
+def _freeze_gateway(world: World, fault: Fault) -> None:
+    world.freeze_gateway(int(fault.target), fault.seconds)
+
+
+def _kill_agent(world: World, fault: Fault) -> None:
+    world.kill_agent(fault.target, back_after=fault.seconds)
+
+
+def _freeze_agent(world: World, fault: Fault) -> None:
+    world.freeze(world.agents[fault.target].process, fault.seconds)
+
+
+def _partition(world: World, fault: Fault) -> None:
+    world.cut(fault.target, fault.other, fault.seconds)
+    world.cut(fault.other, fault.target, fault.seconds)
+
+
+def _one_way(world: World, fault: Fault) -> None:
+    world.cut(fault.target, fault.other, fault.seconds)
+
+
+def _reset(world: World, fault: Fault) -> None:
+    for process in world.processes():
+        if process.name == fault.target:
+            for connection in list(process.connections):
+                connection.reset("an accident on the way")
+
+
+def _accident(name: str) -> Callable[[World, Fault], None]:
+    """While it lasts, the worst of all accidents of its kind that are under way counts."""
+
+    def act(world: World, fault: Fault) -> None:
+        under_way = world.accidents.setdefault(name, [])
+        under_way.append(fault.amount)
+        _set_accident(world.network.accidents, name, under_way)
+        world.schedule.after(fault.seconds, over, world, fault)
+
+    def over(world: World, fault: Fault) -> None:
+        under_way = world.accidents[name]
+        under_way.remove(fault.amount)
+        _set_accident(world.network.accidents, name, under_way)
+
+    return act
+
+
+def _set_accident(accidents: Accidents, name: str, under_way: list[float]) -> None:
+    setattr(accidents, name, max(under_way, default=0.0))
+
+
+def _memory(world: World, fault: Fault) -> None:
+    worker = world.workers[fault.target]
+    if worker.process.alive:
+        worker.fill(fault.amount)
+        life = worker.process.life
+        world.schedule.after(fault.seconds, _give_back, world, fault.target, life)
+
+
+def _give_back(world: World, name: str, life: int) -> None:
+    worker = world.workers[name]
+    if worker.process.life == life:
+        worker.give_back()
+
+
+def _clock(world: World, fault: Fault) -> None:
+    """Set before the world begins (`cases.build`): a monotonic clock never changes its rate."""
+
+
+INJECT: dict[Kind, Callable[[World, Fault], None]] = {
+    Kind.KILL_WORKER: _kill_worker,
+    Kind.FREEZE_WORKER: _freeze_worker,
+    Kind.KILL_GATEWAY: _kill_gateway,
+    Kind.FREEZE_GATEWAY: _freeze_gateway,
+    Kind.KILL_AGENT: _kill_agent,
+    Kind.FREEZE_AGENT: _freeze_agent,
+    Kind.PARTITION: _partition,
+    Kind.ONE_WAY: _one_way,
+    Kind.RESET: _reset,
+    Kind.LOSS: _accident("lost"),
+    Kind.REPEAT: _accident("repeated"),
+    Kind.DELAY: _accident("delay_s"),
+    Kind.CORRUPT: _accident("corrupt"),
+    Kind.MEMORY: _memory,
+    Kind.CLOCK: _clock,
+}

@@ -1,0 +1,78 @@
+"""The scenario file: which deployments, which load and which faults a seed may bring."""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from orchestrator.topology.schema import Positive, PositiveSeconds, Rate, Seconds, Strict
+from orchestrator.topology.strict import load_model
+from orchestrator.virtual.faults.fault import Kind
+
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Load(Strict):
+    """The requests: `least` to `most` of them within `over`; lists are drawn from evenly."""
+
+    least: Positive
+    most: Positive
+    over: PositiveSeconds
+    bursts: Share  # of deployments in which half of the requests come at one moment
+    leaving: Share  # of clients that go away before their answer is complete
+    prompts: tuple[Positive, ...] = Field(min_length=1)  # tokens
+    outputs: tuple[Positive, ...] = Field(min_length=1)  # tokens, at most
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(f"least: {self.least} is above most, {self.most}")
+        return self
+
+
+class Line(Strict):
+    """The line between two sites; lists are drawn from evenly."""
+
+    one_way: tuple[Seconds, ...] = Field(min_length=1)
+    jitter: tuple[Seconds, ...] = Field(min_length=1)
+    bandwidth: tuple[Rate, ...] = Field(min_length=1)
+
+
+class Faults(Strict):
+    """`least` to `most` faults within `over`, each kind as often as its weight says."""
+
+    least: Count
+    most: Count
+    over: PositiveSeconds
+    lasting: tuple[PositiveSeconds, ...] = Field(min_length=1)
+    back_after: tuple[PositiveSeconds, ...] = Field(min_length=1)  # of what was killed
+    chances: tuple[Share, ...] = Field(min_length=1)  # of loss, repetition, corruption
+    delays: tuple[PositiveSeconds, ...] = Field(min_length=1)
+    memory: tuple[Share, ...] = Field(min_length=1)  # of a pool, taken by something else
+    clock_rates: tuple[float, ...] = Field(min_length=1)
+    weights: dict[Kind, Weight]
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(f"least: {self.least} is above most, {self.most}")
+        if self.most and not any(self.weights.values()):
+            raise ValueError("weights: at least one must be above 0")
+        return self
+
+
+class Scenario(Strict):
+    """What `pdd bench faults` draws from."""
+
+    sites: tuple[Positive, ...] = Field(min_length=1)  # 2 or 3 of them
+    gateways: tuple[Positive, ...] = Field(min_length=1)
+    load: Load
+    line: Line
+    faults: Faults
+
+
+def load_scenario(path: Path) -> Scenario:
+    """The scenario in a file. Raises TopologyError with every mistake in it."""
+    return load_model(Scenario, path)

@@ -1,0 +1,99 @@
+"""What happened to a request, for people: events, actions and faults in the order of time."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from orchestrator.state.actions import Emit, Send
+from orchestrator.state.events import Arrived, Heard
+from orchestrator.virtual.faults.cases import Case
+from orchestrator.virtual.promises import Breach
+from orchestrator.virtual.world import World
+
+LONGEST_IDS = 6
+
+
+def tell(case: Case, world: World, breaches: list[Breach], requests: list[str]) -> Iterator[str]:
+    """The lines of a story: the deployment, its faults, then each request's own events."""
+    yield f"seed {case.seed}: {len(case.asks)} requests, {len(case.faults)} faults"
+    yield from (
+        f"  {worker.name}: {_words(worker, ('name', 'site'))}" for worker in case.setup.workers
+    )
+    yield "faults"
+    yield from (f"  {fault}" for fault in case.faults)
+    if breaches:
+        yield "broken"
+        yield from (f"  {breach}" for breach in breaches)
+    for request in requests:
+        yield ""
+        yield from _request(world, request)
+
+
+def _request(world: World, request: str) -> Iterator[str]:
+    client = world.clients[request]
+    yield f"{request}: {_words(client.ask.arrived, ('request',))}"
+    touched: set[str] = set()  # workers that had a leg of it
+    for gateway in [*world.ended, *world.gateways]:
+        if gateway.name != client.gateway:
+            continue
+        for entry in gateway.log:
+            event = entry.event
+            message = event.message if isinstance(event, Heard) else event
+            actions = [a for a in entry.actions if _request_of(a) == request]
+            mine = getattr(message, "request", None) == request
+            about = getattr(event, "worker", None) in touched and not isinstance(event, Heard)
+            if not (mine or about or actions):
+                continue
+            touched |= {a.worker for a in actions if isinstance(a, Send)}
+            yield f"  {entry.now:9.4f}  {_event(event)}"
+            yield from (f"             -> {_action(action)}" for action in actions)
+    end = "left" if client.left else "its gateway died" if client.cut_off else client.end
+    yield f"  the client saw {len(client.ids)} tokens: {_ids(client.ids)}; {end}"
+
+
+def _request_of(action: Any) -> str:
+    name: str = action.message.request if isinstance(action, Send) else action.request
+    return name
+
+
+def _event(event: Any) -> str:
+    if isinstance(event, Heard):
+        message = event.message
+        return f"{event.worker}: {type(message).__name__} {_words(message, ('request', 'worker'))}"
+    without = ("request", "prompt_ids") if isinstance(event, Arrived) else ("request",)
+    return f"{type(event).__name__} {_words(event, without)}"
+
+
+def _action(action: Any) -> str:
+    if isinstance(action, Send):
+        message = action.message
+        without = ("request", "gateway", "prompt_ids", "sampling", "to_worker", "address")
+        to = f" for {message.to_worker}" if hasattr(message, "to_worker") else ""
+        return f"{action.worker}: {type(message).__name__}{to} {_words(message, without)}"
+    if isinstance(action, Emit):
+        return f"client: tokens {action.start}-{action.start + len(action.ids) - 1}"
+    return f"client: {type(action).__name__} {_words(action, ('request', 'summary'))}"
+
+
+def _words(thing: Any, without: tuple[str, ...]) -> str:
+    """What differs from the defaults, as name=value."""
+    told = []
+    for field in fields(thing):
+        value = getattr(thing, field.name)
+        if field.name in without or value == field.default or value in ((), None, ""):
+            continue
+        told.append(f"{field.name}={_value(value)}")
+    return " ".join(told)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, tuple) and value and all(isinstance(item, int) for item in value):
+        return _ids(value)
+    if isinstance(value, frozenset):
+        return "+".join(sorted(map(str, value)))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _ids(ids: tuple[int, ...] | list[int]) -> str:
+    shown = ",".join(map(str, ids[:LONGEST_IDS]))
+    return f"[{shown}{',...' if len(ids) > LONGEST_IDS else ''}]x{len(ids)}"

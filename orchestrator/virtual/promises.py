@@ -1,0 +1,34 @@
+"""What is promised, and the breaches found in a virtual deployment."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Promise(StrEnum):
+    """The promises that a run is held to."""
+
+    IN_ORDER = "no token is missing or repeated"
+    RIGHT_TOKENS = "every token is right"
+    ENDS = "every request ends within its deadline"
+    ENDS_ONCE = "nothing is told after the end"
+    COUNTS = "the account fits the tokens"
+    BOOKS = "the books hold nothing that no request stands for"
+    KV_FREE = "no KV outlives its request or its lease"
+    STREAMS_END = "no KV stream outlives its request"
+    STOPPED = "every leg is started at most once and stopped"
+    FUTURE_DEADLINE = "every deadline lies in the future"
+    PHASES = "the phase is what both tracks say"
+    NO_DEFECT = "nothing raises"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach:
+    """One broken promise: of whom (a request, a worker, a gateway), and what was seen when."""
+
+    promise: Promise
+    who: str
+    at: float
+    seen: str
+
+    def __str__(self) -> str:
+        return f"{self.at:.3f} {self.who}: broken: {self.promise} ({self.seen})"

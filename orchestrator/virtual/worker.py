@@ -1,0 +1,251 @@
+"""A worker process in virtual time: the real core over the simulated engine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from orchestrator.membership.reports import Hello
+from orchestrator.virtual.kv import KVPlane
+from orchestrator.virtual.network import Connection, Network
+from orchestrator.virtual.process import ClockError, Process
+from orchestrator.virtual.schedule import Schedule
+from orchestrator.virtual.setup import Setup, WorkerSpec
+from workers.api.messages import DownMessage, Load, Sampling, Stop, TokenRun, UpMessage
+from workers.costs import MeasuredCosts
+from workers.engines.base import SeqId, SequenceSpec, Step
+from workers.engines.simulated.engine import SimulatedEngine
+from workers.engines.simulated.model import SimulatedModel
+from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
+from workers.recent import RecentAnswers
+from workers.worker import Worker
+
+T = TypeVar("T")
+
+HEARTBEAT_S = 1.0
+CHUNK_TOKENS = 64
+# A sequence that is nobody's: what else may sit in a pool's memory.
+HOG = SeqId("memory", 0)
+
+Hear = Callable[[Connection, "Hello | Sequence[UpMessage]"], None]
+
+
+def model_of(setup: Setup, salt: int = 0) -> SimulatedModel:
+    """The small model that every worker of a deployment serves."""
+    return SimulatedModel(
+        layers=1,
+        head_size=4,
+        end_rate=setup.end_rate,
+        vocab_size=setup.vocab_size,
+        divergence=setup.divergence,
+        salt=salt,
+    )
+
+
+class VirtualWorker:
+    """What `workers.service` is to a real worker, without threads and sockets.
+
+    `boot` begins a life with an empty pool; between two lives there is no core.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        setup: Setup,
+        schedule: Schedule,
+        network: Network,
+        find: Callable[[str], KVPlane | None],
+    ) -> None:
+        self.spec = spec
+        clock = setup.clocks.get(spec.name, ClockError())
+        self.process = Process(spec.name, spec.site, schedule, clock)
+        self._setup = setup
+        self._network = network
+        self._find = find
+
+    def boot(self) -> None:
+        spec, setup = self.spec, self._setup
+        self.process.start()
+        self.engine = SimulatedEngine(
+            model_of(setup, spec.salt),
+            MeasuredCosts(
+                prefill_tokens_per_s=spec.prefill_tokens_per_s, decode_step_s=spec.step_s
+            ),
+            kv_total_tokens=spec.kv_tokens,
+            chunk_tokens=CHUNK_TOKENS,
+        )
+        self.core = Worker(
+            spec.name, self.engine, slots=spec.slots, hold_s=setup.hold_s, lease_s=setup.lease_s
+        )
+        self.kv = KVPlane(self, self._network, self._find)
+        self._hello = Hello(
+            worker=spec.name,
+            pid=self.process.life,
+            slots=spec.slots,
+            max_context=self.engine.info.max_context,
+            kv_total_tokens=self.engine.info.kv_total_tokens,
+            kv_bytes_per_token=self.engine.info.kv_bytes_per_token,
+        )
+        self._recent = RecentAnswers()
+        self._streams: dict[str, tuple[Connection, Hear]] = {}
+        self._step: Step | None = None
+        self._cancelled: set[SeqId] = set()
+        self._wake_at: float | None = None
+        self.process.after(HEARTBEAT_S, self._beat)
+
+    @property
+    def idle(self) -> bool:
+        """Alive or not, it holds nothing for anybody and does nothing."""
+        return not self.process.alive or (
+            self.core.idle and self.kv.idle and self.engine.kv_held_tokens() == 0
+        )
+
+    # ------------------------------------------------------------ what gateways ask
+
+    def take(self, messages: Sequence[DownMessage], gateway: str) -> None:
+        """A post of a gateway; a stop also cuts a running step short that nobody else wants."""
+        now = self.process.time()
+        self.core.gateway_seen(gateway, now)
+        for message in messages:
+            if isinstance(message, Stop):
+                self._cancel(SeqId(message.request, message.epoch))
+        outputs: list[Output] = []
+        for message in messages:
+            outputs += self.core.handle(message, now)
+        self._turn(outputs)
+
+    def open_tokens(self, gateway: str, connection: Connection, hear: Hear) -> None:
+        """A gateway opens its token stream, in place of an older one."""
+        now = self.process.time()
+        self.core.gateway_seen(gateway, now)
+        older = self._streams.get(gateway)
+        if older is not None:
+            older[0].close(self.process, "the gateway opened another token stream")
+        self._streams[gateway] = connection, hear
+        connection.send(self.process, hear, connection, self._hello)
+        recent = self._recent.recent(gateway, now)
+        if recent:
+            self._say(gateway, recent)
+
+    def tokens_ended(self, gateway: str, connection: Connection) -> None:
+        """A token stream is closed, or broken."""
+        current = self._streams.get(gateway)
+        if current is not None and current[0] is connection:
+            del self._streams[gateway]
+
+    # ------------------------------------------------------------ what its KV plane asks
+
+    def submit(self, call: Callable[[Worker, float], Sequence[Output]]) -> None:
+        """Do this with the core, and carry out what comes of it."""
+        self._turn(call(self.core, self.process.time()))
+
+    def look(self, call: Callable[[Worker, float], T]) -> T:
+        """Ask the core something that does not touch the engine."""
+        return call(self.core, self.process.time())
+
+    # ------------------------------------------------------------ steps
+
+    def _turn(self, outputs: Sequence[Output]) -> None:
+        """After whatever was done with the core: outputs, then the next step or a timer."""
+        now = self.process.time()
+        self._carry_out([*outputs, *self.core.expire(now)])
+        if self._step is None:
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self._step = self.core.begin(now)
+        if self._step is not None:
+            self.process.after(self._step.duration_s or 0.0, self._stepped, self._step)
+            return
+        due = self.core.next_deadline()
+        if due is not None and due != self._wake_at:
+            self._wake_at = due
+            self.process.alarm(due, self._woken, due)
+
+    def _woken(self, due: float) -> None:
+        if self._wake_at == due:
+            self._wake_at = None
+            if self._step is None:
+                self._turn(())
+
+    def _stepped(self, step: Step) -> None:
+        if step is not self._step:
+            return  # it was cut short
+        self._step = None
+        self._cancelled.clear()
+        self._turn(self.core.finish(step, self.process.time()))
+
+    def _cancel(self, seq: SeqId) -> None:
+        self.core.abandoned(seq.request, seq.epoch)
+        if self._step is not None:
+            self._cancelled.add(seq)
+            if self._cancelled.issuperset(self._step.seqs):
+                self._stepped(self._step)
+
+    def _carry_out(self, outputs: Sequence[Output]) -> None:
+        lines: dict[str, list[UpMessage]] = {}
+        now = self.process.time()
+        for output in outputs:
+            if isinstance(output, Up):
+                gateway = output.gateway
+                for to in self._streams if gateway is None else (gateway,):
+                    lines.setdefault(to, []).append(output.message)
+                if gateway is not None and not isinstance(output.message, TokenRun | Load):
+                    self._recent.note(gateway, output.message, now)
+            elif isinstance(output, OpenStream):
+                self.kv.open(output)
+            elif isinstance(output, CloseStream):
+                self.kv.close(output.stream)
+            elif isinstance(output, DropImport):
+                self.kv.drop(output.stream)
+        self.kv.refresh()
+        for gateway, messages in lines.items():
+            self._say(gateway, messages)
+
+    # ------------------------------------------------------------ token streams
+
+    def _beat(self) -> None:
+        now = self.process.time()
+        self._recent.forget_old(now)
+        load = self.core.load()
+        # Before it has decoded it does not know its speed; the catalogue does.
+        load = replace(load, step_s=load.step_s or self.spec.step_s)
+        for connection, hear in list(self._streams.values()):
+            connection.send(self.process, hear, connection, (load,))
+        self.process.after(HEARTBEAT_S, self._beat)
+
+    def _say(self, gateway: str, messages: Sequence[UpMessage]) -> None:
+        """One line up a token stream, with the accidents that happen to it."""
+        stream = self._streams.get(gateway)
+        if stream is None:
+            return
+        connection, hear = stream
+        accidents = self._network.accidents
+        if not accidents.any and self._network.drop is None:
+            connection.send(self.process, hear, connection, messages)
+            return
+        for message in messages:
+            lost = self._network.loses(self.spec.name, message)
+            if lost and isinstance(message, TokenRun):
+                continue
+            if lost:
+                # Nobody asks for an answer again: only a broken stream makes a worker repeat it.
+                connection.reset("an accident on the way")
+                return
+            for _ in range(1 + self._network.hits(accidents.repeated)):
+                late = self._network.random.random() * accidents.delay_s
+                self.process.after(
+                    late, connection.send, self.process, hear, connection, (message,)
+                )
+
+    # ------------------------------------------------------------ memory
+
+    def fill(self, share: float) -> None:
+        """Something else takes this share of the pool's free tokens."""
+        tokens = int(self.engine.kv_free_tokens() * share)
+        if tokens > 0:
+            spec = SequenceSpec(tokens=(3,), prompt_len=1, reserve=tokens, sampling=Sampling())
+            self.engine.open(HOG, spec, reuse=False)
+
+    def give_back(self) -> None:
+        """The memory that `fill` took is free again."""
+        self.engine.close(HOG)
