@@ -1,6 +1,7 @@
 """The network between processes: delay, rate, partitions, accidents on the way."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -13,6 +14,7 @@ SAME_SITE_BYTES_PER_S = 1e9
 CONNECT_TIMEOUT_S = 10.0
 
 Ends = tuple[str, str]  # from, to: names of sites or of processes
+Drop = Callable[[str, object], bool]  # a worker, and a message to or from it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,6 +28,10 @@ class Accidents:
     repeated: float = 0.0
     corrupt: float = 0.0
     delay_s: float = 0.0
+
+    @property
+    def any(self) -> bool:
+        return bool(self.lost or self.repeated or self.corrupt or self.delay_s)
 
 
 @dataclass(slots=True)
@@ -50,6 +56,7 @@ class Network:
     bytes_per_s: float
     jitter_s: float = 0.0
     accidents: Accidents = field(default_factory=Accidents)
+    drop: Drop | None = None  # a story's own accident: whether this message is lost
     _cuts: dict[Ends, int] = field(default_factory=dict)  # how many faults cut it now
     _held: dict[Ends, list[tuple[Process, Process, Call, tuple[Any, ...]]]] = field(
         default_factory=lambda: defaultdict(list)
@@ -105,6 +112,12 @@ class Network:
         """Whether an accident of this probability happens now."""
         return chance > 0.0 and self.random.random() < chance
 
+    def loses(self, worker: str, message: object) -> bool:
+        """Whether this message to or from a worker does not arrive."""
+        return self.hits(self.accidents.lost) or (
+            self.drop is not None and self.drop(worker, message)
+        )
+
     def send_s(self, source: Process, target: Process, nbytes: int) -> float:
         """Put KV on the line between two sites; seconds from now until its last byte has left."""
         ends = source.site, target.site
@@ -150,6 +163,11 @@ class Connection:
         self._reset = False
         near.connections[self] = None
         self._transmit(near, far, 0, self._reached, ())
+
+    @property
+    def reached(self) -> bool:
+        """Whether the far kernel has taken it."""
+        return self._life[self.far] is not None
 
     def open_at(self, end: Process) -> bool:
         """Whether this end believes that it is open."""

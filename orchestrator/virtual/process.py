@@ -36,7 +36,7 @@ class Process:
         self.life = 0
         self.alive = False
         self.frozen = False
-        self.connections: dict["Connection", None] = {}  # in the order they were opened
+        self.connections: dict[Connection, None] = {}  # in the order they were opened
         self._clock = clock
         self._latest = 0.0
         self._waiting: list[tuple[Call, tuple[Any, ...]]] = []
