@@ -110,9 +110,7 @@ def _recoveries(client: Client) -> int:
     return client.end.summary.recoveries if isinstance(client.end, Finish) else 0
 
 
-def _spread(
-    scenario: Scenario, tasks: Sequence[range], faults: bool, jobs: int
-) -> Iterator[Tally]:
+def _spread(scenario: Scenario, tasks: Sequence[range], faults: bool, jobs: int) -> Iterator[Tally]:
     if jobs <= 1:
         yield from (_live(scenario, task, faults) for task in tasks)
         return

@@ -1,10 +1,7 @@
 """What a user feels when decode changes hands 4000 km apart, per route (`pdd bench handoff`)."""
 
 import json
-import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +14,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from benchmarks.equality import Verdict, compare
+from benchmarks.machine import machine
 from benchmarks.service import Served, serving
 from workers.engines.models import resolve_model
 
@@ -205,15 +203,4 @@ def _equality(runs: Sequence[Measured], local: Sequence[Measured]) -> dict[str, 
     return {
         "tokens_equal": Verdict.DIFFERENT not in verdicts,
         "near_ties": verdicts.count(Verdict.NEAR_TIE),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    return {
-        "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
-        "load_before": os.getloadavg()[0] if sys.platform != "win32" else None,
     }
