@@ -1,4 +1,4 @@
-"""Seeds of trouble in virtual time: how many break a promise, and how fast they are lived through."""
+"""Seeds of trouble in virtual time: how many break a promise, and how fast they are run."""
 
 import os
 import time

@@ -76,7 +76,7 @@ def _progress(count: int) -> Progress:
 def _summary(result: dict[str, Any]) -> None:
     print(
         f"{result['seeds']} seeds, {result['requests']} requests, {result['faults']} faults in "
-        f"{result['virtual_hours']:.1f} virtual hours: {len(result['broken'])} seeds broke a promise"
+        f"{result['virtual_hours']:.1f} virtual hours: {len(result['broken'])} broke a promise"
     )
     print(
         f"{result['seeds_per_s']:.1f} seeds/s, {result['core_events_per_cpu_s']:.0f} core events "
