@@ -1,6 +1,6 @@
 """Everything that is due at a time: per request and per leg, with what happens then."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from orchestrator.lifecycle import handover, release
 from orchestrator.lifecycle.context import Context
@@ -13,68 +13,93 @@ from workers.api.messages import Pause, Resync, Role
 
 RESYNC_MOST_S = 8.0
 
-Act = Callable[[Context, Request, float], None]
-Due = tuple[float, Act]
+RequestAct = Callable[[Context, Request, float], None]
+LegAct = Callable[[Context, Request, Leg, float], None]
 
 
 def next_due(ctx: Context, req: Request) -> float | None:
     """When this request wants to be looked at again; None once it is over."""
-    return None if req.over else min((at for at, _ in _dues(ctx, req)), default=None)
+    if req.over:
+        return None
+    times = [at for at, _ in _request_dues(ctx, req)]
+    for leg in req.legs.values():
+        times += [at for at, _ in _leg_dues(ctx, req, leg)]
+    return min(times)
 
 
 def expire(ctx: Context, req: Request, now: float) -> None:
     """Act on everything that is due at `now`; each act moves its own deadline on."""
-    for at, act in list(_dues(ctx, req)):
+    request_dues = _request_dues(ctx, req)
+    leg_dues = [(leg, *due) for leg in req.legs.values() for due in _leg_dues(ctx, req, leg)]
+    for at, act in request_dues:
         if at <= now and not req.over:
             act(ctx, req, now)
+    for leg, at, leg_act in leg_dues:
+        if at <= now and leg.epoch in req.legs and not req.over:
+            leg_act(ctx, req, leg, now)
 
 
-def _dues(ctx: Context, req: Request) -> Iterator[Due]:
+def _request_dues(ctx: Context, req: Request) -> list[tuple[float, RequestAct]]:
     limits = ctx.config.deadlines
-    yield req.arrived_at + limits.request, _request_late
+    dues: list[tuple[float, RequestAct]] = [(req.arrived_at + limits.request, _request_late)]
     if not req.legs and req.waiting_since is not None:
-        yield req.waiting_since + limits.queue, _queue_late
+        dues.append((req.waiting_since + limits.queue, _queue_late))
     if req.retry_at is not None:
-        yield req.retry_at, retry
+        dues.append((req.retry_at, retry))
     released_at = release.due(req)
     if released_at is not None:
-        yield released_at, _release_due
-    for leg in req.legs.values():
-        yield from _leg_dues(ctx, req, leg)
+        dues.append((released_at, release.release))
+    return dues
 
 
-def _leg_dues(ctx: Context, req: Request, leg: Leg) -> Iterator[Due]:
+def _leg_dues(ctx: Context, req: Request, leg: Leg) -> list[tuple[float, LegAct]]:
     limits = ctx.config.deadlines
     if leg.role is Role.PREFILL:
-        if not leg.produced:
-            yield leg.opened_at + limits.prefill, _lose(leg)
-            yield _resync_due(leg, leg.opened_at), _resync(leg)
-        return
+        if leg.produced:
+            return []
+        resync_at = _resync_due(leg, leg.opened_at)
+        return [(leg.opened_at + limits.prefill, _lose), (resync_at, ask_again)]
     if not leg.landed:
-        source = req.legs.get(leg.source) if leg.source is not None else None
-        if source is not None and leg.source_at is not None:
-            ready = source.spoke_at if source.role is Role.PREFILL else leg.source_at
-            if ready is not None:
-                yield max(ready, leg.source_at) + limits.kv, _kv_late(leg)
-                yield _resync_due(leg, max(ready, leg.source_at)), _resync(leg)
-        return
+        moving_since = _moving_since(req, leg)
+        if moving_since is None:
+            return []
+        resync_at = _resync_due(leg, moving_since)
+        return [(moving_since + limits.kv, _kv_late), (resync_at, ask_again)]
     if not req.law.ids:
-        return
-    landed_at = max(leg.landed_at or 0.0, req.account.first_token_at or 0.0)
+        return []
     if leg.role is Role.RELAY and leg.paused:
-        if leg.paused_since is not None:
-            yield leg.paused_since + limits.cut, _cut_late
-            if leg.pause_at is None:
-                yield _resync_due(leg, leg.paused_since), _pause_again(leg)
-        return
+        return _paused_dues(ctx, leg)
+    landed_at = max(leg.landed_at or 0.0, req.account.first_token_at or 0.0)
+    dues: list[tuple[float, LegAct]] = []
     if leg.spoke_at is None:
-        yield landed_at + limits.first_token, _lose(leg)
+        dues.append((landed_at + limits.first_token, _lose))
     elif not _waits_for_law(req, leg):
-        yield max(leg.spoke_at, landed_at) + limits.silence, _lose(leg)
-    yield _resync_due(leg, landed_at), _resync(leg)
+        dues.append((max(leg.spoke_at, landed_at) + limits.silence, _lose))
+    dues.append((_resync_due(leg, landed_at), ask_again))
     if req.phase is Phase.RACE and leg.role is Role.MAIN and leg.spoke_at is not None:
         # Evaluated by the handover step that follows every event.
-        yield handover.race_ends_at(ctx, req, leg), _look
+        dues.append((handover.race_ends_at(ctx, req, leg), _look))
+    return dues
+
+
+def _paused_dues(ctx: Context, relay: Leg) -> list[tuple[float, LegAct]]:
+    if relay.paused_since is None:
+        return []
+    dues: list[tuple[float, LegAct]] = [
+        (relay.paused_since + ctx.config.deadlines.cut, _cut_late),
+    ]
+    if relay.pause_at is None:
+        dues.append((_resync_due(relay, relay.paused_since), _pause_again))
+    return dues
+
+
+def _moving_since(req: Request, leg: Leg) -> float | None:
+    """When the KV a leg waits for could begin to move; None: nobody sends it, or not yet."""
+    source = req.legs.get(leg.source) if leg.source is not None else None
+    if source is None or leg.source_at is None:
+        return None
+    ready = source.spoke_at if source.role is Role.PREFILL else leg.source_at
+    return None if ready is None else max(ready, leg.source_at)
 
 
 def _waits_for_law(req: Request, leg: Leg) -> bool:
@@ -104,57 +129,32 @@ def _queue_late(ctx: Context, req: Request, now: float) -> None:
         fail(ctx, req, Failure.OVERLOADED, "no worker had room within the queue's deadline")
 
 
-def _release_due(ctx: Context, req: Request, now: float) -> None:
-    release.release(ctx, req, now)
-
-
-def _look(ctx: Context, req: Request, now: float) -> None:
+def _look(ctx: Context, req: Request, leg: Leg, now: float) -> None:
     """Nothing of its own: the steps that follow every event see that the time has come."""
 
 
-def _cut_late(ctx: Context, req: Request, now: float) -> None:
+def _cut_late(ctx: Context, req: Request, relay: Leg, now: float) -> None:
     main = req.leg(Role.MAIN)
     if main is not None:
         lose_leg(ctx, req, main, exclude=True)
 
 
-def _lose(leg: Leg) -> Act:
-    def act(ctx: Context, req: Request, now: float) -> None:
-        if leg.epoch in req.legs:
-            ctx.counts[f"{leg.role.value}_late"] += 1
-            lose_leg(ctx, req, leg, exclude=True)
-
-    return act
+def _lose(ctx: Context, req: Request, leg: Leg, now: float) -> None:
+    ctx.counts[f"{leg.role.value}_late"] += 1
+    lose_leg(ctx, req, leg, exclude=True)
 
 
-def _kv_late(leg: Leg) -> Act:
-    def act(ctx: Context, req: Request, now: float) -> None:
-        if leg.epoch not in req.legs:
-            return
-        ctx.counts["kv_late"] += 1
-        relay = req.leg(Role.RELAY)
-        if leg.role is Role.MAIN and relay is not None and relay.landed:
-            req.relay_finishes = True
-        lose_leg(ctx, req, leg, exclude=True)
-
-    return act
+def _kv_late(ctx: Context, req: Request, leg: Leg, now: float) -> None:
+    ctx.counts["kv_late"] += 1
+    relay = req.leg(Role.RELAY)
+    if leg.role is Role.MAIN and relay is not None and relay.landed:
+        req.relay_finishes = True
+    lose_leg(ctx, req, leg, exclude=True)
 
 
-def _resync(leg: Leg) -> Act:
-    def act(ctx: Context, req: Request, now: float) -> None:
-        if leg.epoch in req.legs:
-            ask_again(ctx, req, leg, now)
-
-    return act
-
-
-def _pause_again(leg: Leg) -> Act:
-    def act(ctx: Context, req: Request, now: float) -> None:
-        if leg.epoch in req.legs:
-            _backoff(leg, now)
-            ctx.send(leg.worker, Pause(request=req.name, epoch=leg.epoch, seq=leg.pause_seq))
-
-    return act
+def _pause_again(ctx: Context, req: Request, relay: Leg, now: float) -> None:
+    _backoff(relay, now)
+    ctx.send(relay.worker, Pause(request=req.name, epoch=relay.epoch, seq=relay.pause_seq))
 
 
 def ask_again(ctx: Context, req: Request, leg: Leg, now: float) -> None:

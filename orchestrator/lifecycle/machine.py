@@ -114,8 +114,8 @@ class Machine:
         self._at_work = req
         if not req.over:
             reconcile(self.ctx, req, now)
-            recheck(self.ctx, req, now)
-            reconcile(self.ctx, req, now)
+            if recheck(self.ctx, req, now):
+                reconcile(self.ctx, req, now)
             end_relay(self.ctx, req, now)
             self._feed(req, now)
         release(self.ctx, req, now)

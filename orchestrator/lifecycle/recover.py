@@ -104,22 +104,21 @@ def lose_leg(ctx: Context, req: Request, leg: Leg, *, exclude: bool) -> None:
     ctx.stop_leg(req, leg)
 
 
-def start_again(ctx: Context, req: Request, now: float) -> bool:
+def start_again(ctx: Context, req: Request, now: float) -> None:
     """Prefill prompt + law anew, with every other leg that the route needs.
 
-    False when no worker has room now: the request waits and looks again.
+    When no worker has room now the request waits and looks again.
     """
     stop_all(ctx, req)
     if req.restarts >= ctx.config.attempts.restarts:
         fail(ctx, req, Failure.UNAVAILABLE, "every attempt to serve the request has failed")
-        return True
+        return
     if find_place(ctx, req, now) is None:
-        return True
+        return
     if not req.law.ids:
         req.decision = None  # back to the queue; nothing was promised yet
     req.waiting_since = now if req.waiting_since is None else req.waiting_since
     req.retry_at = now + RETRY_S
-    return False
 
 
 def retry(ctx: Context, req: Request, now: float) -> None:
@@ -137,7 +136,8 @@ def need_prefill(ctx: Context, req: Request, now: float) -> bool:
     """Before token 0 everything hangs on the prefill leg: without it, start again."""
     if req.leg(Role.PREFILL) is not None or req.retry_at is not None:
         return False
-    return start_again(ctx, req, now)
+    start_again(ctx, req, now)
+    return True
 
 
 def need_producer(ctx: Context, req: Request, now: float) -> bool:
@@ -151,7 +151,8 @@ def need_producer(ctx: Context, req: Request, now: float) -> bool:
         return False
     if main is None and prefill is not None:
         return False  # need_main takes it from here
-    return start_again(ctx, req, now)
+    start_again(ctx, req, now)
+    return True
 
 
 def need_main(ctx: Context, req: Request, now: float) -> bool:
@@ -183,7 +184,8 @@ def need_main(ctx: Context, req: Request, now: float) -> bool:
         ctx.open_leg(req, Role.MAIN, worker, now, source=source, reserve=reserve)
         return True
     if relay is None or not (relay.landed or relay.source is not None):
-        return start_again(ctx, req, now)
+        start_again(ctx, req, now)
+        return True
     if source is not None and _main_attempts_left(ctx, req):
         req.retry_at = now + RETRY_S
         return False

@@ -63,5 +63,6 @@ def _emit(ctx: Context, req: Request, upto: int, now: float) -> None:
 
 def _all_or_none(values: list[T | None]) -> tuple[T, ...] | None:
     """One per token, or none at all: the client must not see them shifted."""
-    known = tuple(value for value in values if value is not None)
-    return known if len(known) == len(values) else None
+    if None in values:
+        return None
+    return tuple(value for value in values if value is not None)

@@ -11,10 +11,12 @@ BLOCK = 16
 def block_hashes(ids: Sequence[int], cache_salt: str) -> tuple[bytes, ...]:
     """Chained hashes of the complete canonical blocks of `ids`; the salt starts the chain."""
     parent = hashlib.blake2b(cache_salt.encode(), digest_size=16).digest()
+    words = array("I", ids)
+    size = BLOCK * words.itemsize
+    raw = words.tobytes()
     hashes = []
-    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
-        words = array("I", ids[start : start + BLOCK]).tobytes()
-        parent = hashlib.blake2b(parent + words, digest_size=16).digest()
+    for start in range(0, len(raw) - size + 1, size):
+        parent = hashlib.blake2b(parent + raw[start : start + size], digest_size=16).digest()
         hashes.append(parent)
     return tuple(hashes)
 
