@@ -10,7 +10,7 @@ from transport.base import StreamId
 from transport.frames import Accept, Ack, Cancel, Data, Done, Frame, Goodbye, Ping, Pong, Refuse
 from transport.framing import encode
 from transport.pace import DeliveryRate, Pacer, RoundTrip
-from transport.sender import Sender
+from transport.sender import Sender, redial_s
 from transport.wire import (
     BROKEN,
     HANDSHAKE_S,
@@ -29,7 +29,6 @@ _PACE = 0.97  # of the line's rate, so that the queue stays here and not in the 
 _CHUNK_S = 0.005
 _MIN_CHUNK_BYTES = 4 << 10
 _MAX_CHUNK_BYTES = 64 << 10
-_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _FAREWELL_TURNS = 20
 
 log = logging.getLogger(__name__)
@@ -110,7 +109,7 @@ class Channel:
                 outgoing.disconnected(f"{self.peer.address}: {why}")
             if not self.streams:
                 return
-            await asyncio.sleep(_BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)])
+            await asyncio.sleep(redial_s(tries))
             tries += 1
 
     def _fail_all(self, reason: str) -> None:

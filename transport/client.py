@@ -19,7 +19,7 @@ from transport.frames import (
 )
 from transport.framing import encode
 from transport.pace import Sent
-from transport.sender import Phase, Sender, StreamBroken
+from transport.sender import CANCELLED, RESUME_S, Phase, Sender, StreamBroken
 
 _MAX_PIECE_TOKENS = 4096  # each may have a position of its own in the frame's head
 _THREADS = 2
@@ -29,7 +29,7 @@ class KVClient:
     """Sends streams to any number of peers; streams to one peer share its few connections."""
 
     def __init__(
-        self, *, name: str, secret: str, connections: int = 2, resume_s: float = 10.0
+        self, *, name: str, secret: str, connections: int = 2, resume_s: float = RESUME_S
     ) -> None:
         self._name = name
         self._secret = secret.encode()
@@ -138,7 +138,7 @@ class Outgoing:
             self.post(self.machine.finish(monotonic()))
             await self._until(lambda: self.machine.phase is Phase.DONE)
 
-    def cancel(self, reason: str = "cancelled by the sender") -> None:
+    def cancel(self, reason: str = CANCELLED) -> None:
         """Give the stream up; the receiver is told."""
         self.post(self.machine.cancel(reason))
 

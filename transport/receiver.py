@@ -9,6 +9,7 @@ from transport.frames import (
     Accept,
     Ack,
     Cancel,
+    CorruptFrame,
     Data,
     Done,
     Finish,
@@ -20,6 +21,8 @@ from transport.frames import (
 from transport.ranges import Ranges
 
 MAX_ENDED = 4096  # ended streams remembered, so that a late frame or offer is answered rightly
+WINDOW_BYTES = 16 << 20  # what one stream may have coded and unacknowledged
+RESUME_S = 15.0  # how long a stream without a connection waits to be offered again
 ASK_AGAIN_S = 0.02  # how often a sink that answered "not yet" is asked again
 _ACKS_PER_FRAME = 4096
 
@@ -60,7 +63,8 @@ class _Incoming:
 class Receiver:
     """Frames in; out come calls to the sink and frames to `take` for each connection.
 
-    A piece whose head was admitted must come back once, by `stored`, `failed` or `dropped`.
+    A piece whose head was admitted must come back once, by `put`, or by `dropped` when its body
+    was never read.
     """
 
     def __init__(self, sink: Sink, *, window_bytes: int, resume_s: float) -> None:
@@ -77,8 +81,12 @@ class Receiver:
 
     def ready(self) -> list[Conn]:
         """Connections for which `take` has something."""
-        acks = {s.conn for s in self._streams.values() if s.acks and s.conn is not None}
-        return list(acks | self._out.keys())
+        acks = {s.conn: None for s in self._streams.values() if s.acks and s.conn is not None}
+        return list(acks | dict.fromkeys(self._out))
+
+    def serves(self, conn: Conn) -> bool:
+        """Whether some stream comes on `conn` now."""
+        return any(s.conn == conn for s in self._streams.values())
 
     def take(self, conn: Conn) -> list[Frame]:
         """Everything to write on `conn` now; acknowledgements are batched by waiting here."""
@@ -119,24 +127,20 @@ class Receiver:
         incoming.pending[key] = data
         return Verdict.TAKE
 
-    def stored(self, data: Data, body_bytes: int, now: float) -> None:
-        """The sink has taken the piece."""
-        incoming = self._unpend(data)
-        if incoming is None:
-            return
-        key = data.key
-        ranges = incoming.received.setdefault((key.layer, key.part), Ranges())
-        incoming.missing -= ranges.add(key.start, key.stop)
-        incoming.bytes_raw += data.raw_bytes
-        incoming.bytes_wire += body_bytes
-        incoming.acks.append(key)
-        self._answer_if_settled(incoming)
-        self._complete_if_whole(incoming, now)
+    def put(self, data: Data, body_bytes: int, error: BaseException | None, now: float) -> bool:
+        """Decoding and storing an admitted piece ended, with `error` or well.
 
-    def failed(self, data: Data, reason: str) -> None:
-        """The piece cannot be decoded or stored: no repeat would help."""
-        if self._unpend(data) is not None:
-            self._break(data.stream, reason)
+        False: the connection it came on is of no more use; the sender comes back and sends what
+        is missing.
+        """
+        if isinstance(error, CorruptFrame):
+            self.dropped(data)
+            return False
+        if error is None:
+            self._stored(data, body_bytes, now)
+        else:
+            self._failed(data, f"{type(error).__name__}: {error}")
+        return True
 
     def dropped(self, data: Data) -> None:
         """The piece's body did not arrive, or not intact; it will come again."""
@@ -243,6 +247,24 @@ class Receiver:
             self._break(frame.stream, frame.reason, tell=False)
 
     # ---------------------------------------------------------- small steps
+
+    def _stored(self, data: Data, body_bytes: int, now: float) -> None:
+        incoming = self._unpend(data)
+        if incoming is None:
+            return
+        key = data.key
+        ranges = incoming.received.setdefault((key.layer, key.part), Ranges())
+        incoming.missing -= ranges.add(key.start, key.stop)
+        incoming.bytes_raw += data.raw_bytes
+        incoming.bytes_wire += body_bytes
+        incoming.acks.append(key)
+        self._answer_if_settled(incoming)
+        self._complete_if_whole(incoming, now)
+
+    def _failed(self, data: Data, reason: str) -> None:
+        """No repeat would help."""
+        if self._unpend(data) is not None:
+            self._break(data.stream, reason)
 
     def _foreign(self, incoming: _Incoming, data: Data) -> str | None:
         """Why a piece cannot belong to its stream; None: it can."""

@@ -20,6 +20,9 @@ from transport.ranges import Ranges
 
 MAX_BREAKS = 5  # broken connections in a row without one acknowledgement in between
 STALL_S = 60.0  # everything written, nothing acknowledged, connection alive
+RESUME_S = 10.0  # how long a sender looks for a connection on which its stream is accepted
+CANCELLED = "cancelled by the sender"
+_REDIAL_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class StreamBroken(Exception):
@@ -34,6 +37,11 @@ class Phase(StrEnum):
     OPEN = "open"
     DONE = "done"
     BROKEN = "broken"
+
+
+def redial_s(tries: int) -> float:
+    """How long to wait before dialling again, after that many attempts that came to nothing."""
+    return _REDIAL_S[min(tries, len(_REDIAL_S) - 1)]
 
 
 class Sender:

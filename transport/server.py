@@ -8,9 +8,9 @@ from time import monotonic
 
 from transport.base import Sink, StreamId
 from transport.codecs import decode_slice
-from transport.frames import CorruptFrame, Data, Frame, FrameError, Goodbye, Ping, Pong
+from transport.frames import Data, Frame, FrameError, Goodbye, Ping, Pong
 from transport.framing import Preamble, check_body
-from transport.receiver import ASK_AGAIN_S, Receiver, Verdict
+from transport.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Verdict
 from transport.wire import (
     BROKEN,
     READ_BUFFER_BYTES,
@@ -32,8 +32,7 @@ class KVServer:
     """Takes streams from any number of senders and hands what arrives to `sink`.
 
     `sink.put` is called in a thread of this server's, everything else in the event loop's.
-    `window_bytes` is what one stream may have coded and unacknowledged; a stream whose connection
-    broke is given up after `resume_s`.
+    See `WINDOW_BYTES` and `RESUME_S` for `window_bytes` and `resume_s`.
     """
 
     def __init__(
@@ -44,8 +43,8 @@ class KVServer:
         secret: str,
         host: str = "127.0.0.1",
         port: int = 0,
-        resume_s: float = 15.0,
-        window_bytes: int = 16 << 20,
+        resume_s: float = RESUME_S,
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self._sink = sink
         self._name = name
@@ -164,19 +163,16 @@ class KVServer:
 
     def _decoded(self, conn: "_Connection", data: Data, nbytes: int, done: Future[None]) -> None:
         conn.slots.release()
-        error = None if done.cancelled() else done.exception()
         if done.cancelled():
             self._receiver.dropped(data)
-        elif error is None:
-            self._receiver.stored(data, nbytes, monotonic())
-        elif isinstance(error, CorruptFrame):
-            self._receiver.dropped(data)
+            self.settle()
+            return
+        error = done.exception()
+        if not self._receiver.put(data, nbytes, error, monotonic()):
             log.warning("KV piece %s of %s: %s", data.key, data.stream, error)
-            conn.wire.abort()  # the sender comes back and sends what is missing
-        else:
-            if not isinstance(error, ValueError):
-                log.error("the sink failed on %s", data.stream, exc_info=error)
-            self._receiver.failed(data, f"{type(error).__name__}: {error}")
+            conn.wire.abort()
+        elif error is not None and not isinstance(error, ValueError):
+            log.error("the sink failed on %s", data.stream, exc_info=error)
         self.settle()
 
 

@@ -117,8 +117,8 @@ class World:
         elif self.receiver.admit(self.conn, frame, self.now) is Verdict.TAKE:
             try:
                 framing.check_body(preamble, raw[split:])
-            except frames.FrameError:
-                self.receiver.dropped(frame)
+            except frames.FrameError as error:
+                assert not self.receiver.put(frame, len(raw) - split, error, self.now)
                 self.cut()
                 return
             self.decoding.append((frame, raw[split:]))
@@ -128,7 +128,7 @@ class World:
         if self.decoding:
             frame, body = self.decoding.pop(at % len(self.decoding))
             self.sink.put(frame.stream, decode_slice(dataclasses.replace(frame, body=body)))
-            self.receiver.stored(frame, len(body), self.now)
+            assert self.receiver.put(frame, len(body), None, self.now)
 
     def answer(self) -> None:
         for conn in self.receiver.ready():
