@@ -56,12 +56,12 @@ def schema_mistakes(
         if kind == "one_delay" or path_text(path) in spoiled:
             continue  # told by a rule, or already by the reader
         if path and path[-1] == "[key]":
-            path, kind = path[:-1], "name"
+            path, kind = path[:-1], "unknown_key" if kind == "enum" else "name"
         message = own(path, kind) or _message(model, path, kind, detail)
         yield document.mistake(path, message, at_key=kind in AT_KEY)
 
 
-AT_KEY = {"extra_forbidden", "name", "missing"}
+AT_KEY = {"extra_forbidden", "name", "missing", "unknown_key"}
 
 
 def _message(model: type[BaseModel], path: Path, kind: str, detail: ErrorDetails) -> str:
@@ -74,6 +74,8 @@ def _message(model: type[BaseModel], path: Path, kind: str, detail: ErrorDetails
             return "missing; it has no default"
         case "name":
             return f"the name {path[-1]!r} may only have letters, digits, - and _ (at most 40)"
+        case "unknown_key":
+            return unknown("key", key, re.findall(r"'([^']+)'", ctx["expected"]))
         case "literal_error" | "enum":
             noun = "role" if kind == "enum" else key
             known = re.findall(r"'([^']+)'", ctx["expected"])

@@ -1,7 +1,8 @@
 """A site's agent in virtual time: it looks at its workers and renews its site's lease."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+
+import orjson
 
 from orchestrator.membership.inventory import (
     LEASE_TIMEOUT_S,
@@ -97,25 +98,21 @@ class VirtualAgent:
     def _renew(self, place: int) -> None:
         self._asked[place] += 1
         number = self._asked[place]
-        report = self._inventory.report(self._renewals[place].state)
+        report = orjson.dumps(self._inventory.report(self._renewals[place].state))
         gateway = self._gateways()[place]
         self._network.send(
             self.process, gateway.process, self._arrive, place, number, gateway, report
         )
         self.process.after(LEASE_TIMEOUT_S, self._outcome, place, number, False)
 
-    def _arrive(
-        self, place: int, number: int, gateway: VirtualGateway, report: dict[str, Any]
-    ) -> None:
+    def _arrive(self, place: int, number: int, gateway: VirtualGateway, report: bytes) -> None:
         if gateway.process.alive:
             gateway.process.do(self._take, place, number, gateway, report)
         else:
             self._answer(place, number, gateway, False)
 
-    def _take(
-        self, place: int, number: int, gateway: VirtualGateway, report: dict[str, Any]
-    ) -> None:
-        gateway.renew(read_report(report))
+    def _take(self, place: int, number: int, gateway: VirtualGateway, report: bytes) -> None:
+        gateway.renew(read_report(orjson.loads(report)))
         self._answer(place, number, gateway, True)
 
     def _answer(self, place: int, number: int, gateway: VirtualGateway, renewed: bool) -> None:

@@ -65,7 +65,7 @@ class VirtualChannel:
         if self._closed:
             return
         now = self._process.time()
-        self.reach.opening(now)
+        self.reach.attempt(now)
         self._heard_at, self._greeted = now, False
         worker, name = self.worker, self._gateway.name
         connection = Connection(

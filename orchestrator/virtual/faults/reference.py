@@ -26,13 +26,9 @@ def why_wrong(setup: Setup, client: Client) -> str | None:
         Wish(hashes[first + place], place, seed, spec.stop_ids, spec.min_tokens)
         for place in range(len(ids))
     ]
-    for_salt = {
-        salt: [choice.token for choice in choose(model_of(setup, salt), wishes)]
-        for salt in {worker.salt for worker in setup.workers}
-        if wishes
-    }
-    for place, token in enumerate(ids):
-        right = {tokens[place] for tokens in for_salt.values()}
+    models = [model_of(setup, salt) for salt in sorted({worker.salt for worker in setup.workers})]
+    for place, (token, wish) in enumerate(zip(ids, wishes, strict=True)):
+        right = {choose(model, wish).token for model in models}
         if token not in right:
             return f"token {place} is {token}, must be one of {sorted(right)}"
     return _why_wrong_end(client)

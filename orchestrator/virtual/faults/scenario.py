@@ -22,8 +22,8 @@ class Load(Strict):
     over: PositiveSeconds
     bursts: Share  # of deployments in which half of the requests come at one moment
     leaving: Share  # of clients that go away before their answer is complete
-    prompts: tuple[Positive, ...] = Field(min_length=1)  # tokens
-    outputs: tuple[Positive, ...] = Field(min_length=1)  # tokens, at most
+    prompts: tuple[Positive, ...] = Field(min_length=1, strict=False)  # tokens
+    outputs: tuple[Positive, ...] = Field(min_length=1, strict=False)  # tokens, at most
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -35,24 +35,34 @@ class Load(Strict):
 class Line(Strict):
     """The line between two sites; lists are drawn from evenly."""
 
-    one_way: tuple[Seconds, ...] = Field(min_length=1)
-    jitter: tuple[Seconds, ...] = Field(min_length=1)
-    bandwidth: tuple[Rate, ...] = Field(min_length=1)
+    one_way: tuple[Seconds, ...] = Field(min_length=1, strict=False)
+    jitter: tuple[Seconds, ...] = Field(min_length=1, strict=False)
+    bandwidth: tuple[Rate, ...] = Field(min_length=1, strict=False)
 
 
 class Faults(Strict):
-    """`least` to `most` faults within `over`, each kind as often as its weight says."""
+    """`least` to `most` faults within `over`, each kind as often as its weight says.
+
+    `back_after`: when what was killed is started again. `chances`: of loss, repetition and
+    corruption, per message. `memory`: the share of a pool that something else takes.
+    """
 
     least: Count
     most: Count
     over: PositiveSeconds
-    lasting: tuple[PositiveSeconds, ...] = Field(min_length=1)
-    back_after: tuple[PositiveSeconds, ...] = Field(min_length=1)  # of what was killed
-    chances: tuple[Share, ...] = Field(min_length=1)  # of loss, repetition, corruption
-    delays: tuple[PositiveSeconds, ...] = Field(min_length=1)
-    memory: tuple[Share, ...] = Field(min_length=1)  # of a pool, taken by something else
-    clock_rates: tuple[float, ...] = Field(min_length=1)
-    weights: dict[Kind, Weight]
+    lasting: tuple[PositiveSeconds, ...] = Field(min_length=1, strict=False)
+    back_after: tuple[PositiveSeconds, ...] = Field(
+        min_length=1, strict=False
+    )
+    chances: tuple[Share, ...] = Field(
+        min_length=1, strict=False
+    )
+    delays: tuple[PositiveSeconds, ...] = Field(min_length=1, strict=False)
+    memory: tuple[Share, ...] = Field(
+        min_length=1, strict=False
+    )
+    clock_rates: tuple[float, ...] = Field(min_length=1, strict=False)
+    weights: dict[Annotated[Kind, Field(strict=False)], Weight]
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -66,8 +76,8 @@ class Faults(Strict):
 class Scenario(Strict):
     """What `pdd bench faults` draws from."""
 
-    sites: tuple[Positive, ...] = Field(min_length=1)  # 2 or 3 of them
-    gateways: tuple[Positive, ...] = Field(min_length=1)
+    sites: tuple[Positive, ...] = Field(min_length=1, strict=False)  # 2 or 3 of them
+    gateways: tuple[Positive, ...] = Field(min_length=1, strict=False)
     load: Load
     line: Line
     faults: Faults
