@@ -94,8 +94,8 @@ class _Known:
         return {
             "name": self.name,
             "pool": self.pool,
-            "roles": list(self.roles),
-            "state": self.state,
+            "roles": [role.value for role in self.roles],
+            "state": self.state.value,
             "reason": self.reason,
             "http": self.http,
             "kv": self.kv,

@@ -8,7 +8,7 @@ from workers.api.messages import DownMessage, Feed, Resync, Stop
 
 RETRY_S = 0.2
 RETRY_MOST_S = 2.0
-GIVE_UP_S = 60.0
+GIVE_UP_S = 50.0  # with the last answer awaited, before the tombstone of a stopped leg is gone
 POST_TIMEOUT_S = 10.0  # an answer that takes longer has failed
 POSTS_AT_ONCE = 8  # per path; what comes meanwhile travels together in the next
 

@@ -266,6 +266,19 @@ def test_what_the_worker_refuses_is_not_repeated() -> None:
     play(scenario)
 
 
+def test_what_the_worker_refuses_does_not_take_its_companions_with_it() -> None:
+    async def scenario(peer: Peer, ear: Ear, channel: WorkerChannel) -> None:
+        peer.statuses = [400, 400]  # both together, then the first alone
+        channel.send(Pause(request="a", epoch=1, seq=1, at=None))
+        channel.send(stop("b"))
+        await channel.settled(WAIT_S)
+        kinds = [(await peer.post("/control")).kinds for _ in range(3)]
+        assert kinds[0] == ["pause", "stop"]
+        assert sorted(kinds[1:]) == [["pause"], ["stop"]]
+
+    play(scenario)
+
+
 def test_a_lost_feed_is_not_repeated() -> None:
     async def scenario(peer: Peer, ear: Ear, channel: WorkerChannel) -> None:
         peer.statuses = [500]

@@ -9,6 +9,7 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from orchestrator.live.channel import Place
 from orchestrator.live.directory import Directory
 from orchestrator.live.driver import Driver
 from orchestrator.live.openai.service import ModelCard
@@ -142,6 +143,25 @@ def test_a_lapsed_lease_drains_its_site_only_and_a_renewal_ends_that() -> None:
             await w.roster.renew(report(H0))
             assert w.draining == {"hami/p/0": False, "shenzhen/q/0": False}
             await eventually(lambda: w.draining["hami/p/0"])  # it can lapse again
+
+    play(scenario)
+
+
+def test_a_renewal_that_takes_too_long_does_not_outlast_its_lease() -> None:
+    """What it brings is carried out before the lapse, not after it."""
+
+    async def scenario(w: World) -> None:
+        quick = w.directory.add
+
+        async def slow(*where: str) -> Place:
+            await asyncio.sleep(2 * LEASE_S)
+            return await quick(*where)
+
+        async with watched(w):
+            await w.roster.renew(report(H0))
+            w.directory.add = slow
+            await w.roster.renew(report(H0))
+            await eventually(lambda: w.draining["hami/p/0"])
 
     play(scenario)
 
