@@ -226,12 +226,13 @@ class Inlet:
         """One frame from a sender."""
         now = self._pipes[pipe] = self._process.time()
         try:
-            frame, _, body = whole = read(carried)
+            whole = read(carried)
+            frame = whole.frame
             if not isinstance(frame, Data):
                 self._take(pipe, frame, now)
             elif self._receiver.admit(pipe, frame, now) is Verdict.TAKE:
                 error = self._put(whole.check, frame)
-                if not self._receiver.put(frame, len(body or frame.body), error, now):
+                if not self._receiver.put(frame, len(frame.body), error, now):
                     self._hang_up(pipe, "a piece did not arrive intact")
         except FrameError as error:
             pipe.write(self._process, [Goodbye(str(error))])

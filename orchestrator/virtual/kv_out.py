@@ -222,9 +222,7 @@ class Outlet:
         machine = out.machine
         if machine.ended:
             self._forget(out)
-            self._tell(
-                machine.offer.stream, None if machine.phase is Phase.DONE else machine.reason
-            )
+            self._tell(out.order.stream, None if machine.phase is Phase.DONE else machine.reason)
             return
         if machine.have is None:
             return

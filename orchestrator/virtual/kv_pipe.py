@@ -1,6 +1,7 @@
 """Frames between two virtual processes: objects on a good day, real bytes when one is damaged."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import NamedTuple, Protocol
@@ -21,16 +22,15 @@ Carried = Frame | bytes  # bytes: a frame as it is after an accident
 
 
 class Read(NamedTuple):
-    """A frame that came off the wire, not yet its body: `check` says whether that is intact."""
+    """A frame that came off the wire; `check` says whether its body is intact."""
 
     frame: Frame
-    preamble: Preamble | None
-    body: bytes
+    preamble: Preamble | None  # None: nothing happened to it
 
     def check(self) -> None:
         """Raises CorruptFrame."""
-        if self.preamble is not None:
-            check_body(self.preamble, self.body)
+        if self.preamble is not None and isinstance(self.frame, Data):
+            check_body(self.preamble, self.frame.body)
 
 
 class End(Protocol):
@@ -56,13 +56,8 @@ class Pipe:
         self._network = network
         self._listen = listen
         self._readers: dict[Process, End | None] = {near: reader, far: None}
-        self._connection = Connection(
-            network,
-            near,
-            far,
-            near_end=partial(self._ended, near),
-            far_end=partial(self._ended, far),
-        )
+        near_end, far_end = partial(self._ended, near), partial(self._ended, far)
+        self._connection = Connection(network, near, far, near_end=near_end, far_end=far_end)
 
     def open_at(self, end: Process) -> bool:
         """Whether this end believes that it is open."""
@@ -118,7 +113,10 @@ def damaged(frame: Frame, random: Random) -> bytes:
 def read(carried: Carried) -> Read:
     """What the transport's own code makes of it. Raises FrameError."""
     if not isinstance(carried, bytes):
-        return Read(carried, None, b"")
+        return Read(carried, None)
     preamble = parse_preamble(carried[:PREAMBLE_BYTES])
     split = PREAMBLE_BYTES + preamble.head_bytes
-    return Read(parse_head(preamble, carried[PREAMBLE_BYTES:split]), preamble, carried[split:])
+    frame = parse_head(preamble, carried[PREAMBLE_BYTES:split])
+    if isinstance(frame, Data):
+        frame = replace(frame, body=carried[split:])
+    return Read(frame, preamble)

@@ -77,7 +77,7 @@ class Network:
             return
         del self._cuts[ends]
         for near, far, call, args in self._held.pop(ends, ()):
-            self.schedule.after(self.base_s(near, far), self._arrive, near, far, call, args)
+            self.schedule.after(self.base_s(near, far), self.arrive, near, far, call, args)
 
     def cut_between(self, source: Process, target: Process) -> Ends | None:
         """The cut that a message on this way runs into; None: the way is free."""
@@ -106,7 +106,7 @@ class Network:
         delay = self.delay_s(source, target)
         if self.accidents.delay_s:
             delay += self.random.random() * self.accidents.delay_s
-        self.schedule.after(delay, self._arrive, source, target, call, args)
+        self.schedule.after(delay, self.arrive, source, target, call, args)
 
     def hits(self, chance: float) -> bool:
         """Whether an accident of this probability happens now."""
@@ -129,13 +129,8 @@ class Network:
         line.free_at = max(line.free_at, self.schedule.now) + nbytes / line.bytes_per_s
         return line.free_at - self.schedule.now
 
-    def arrive_at(
-        self, when: float, source: Process, target: Process, call: Call, *args: Any
-    ) -> None:
-        """Like `send`, with the time of arrival chosen by the caller."""
-        self.schedule.at(when, self._arrive, source, target, call, args)
-
-    def _arrive(self, source: Process, target: Process, call: Call, args: tuple[Any, ...]) -> None:
+    def arrive(self, source: Process, target: Process, call: Call, args: tuple[Any, ...]) -> None:
+        """A message has come as far as a partition lets it."""
         ends = self.cut_between(source, target)
         if ends is not None:
             self._held[ends].append((source, target, call, args))
@@ -212,7 +207,7 @@ class Connection:
         if nbytes:
             at += network.send_s(source, target, nbytes)
         at = self._latest[target] = max(at, self._latest[target])
-        network.arrive_at(at, source, target, call, *args)
+        network.schedule.at(at, network.arrive, source, target, call, args)
 
     def _reached(self) -> None:
         """The far kernel takes the connection, or refuses it for want of a listener."""
@@ -226,11 +221,11 @@ class Connection:
             self._transmit(self.far, self.near, 0, self._hear_end, (self.near, reason))
 
     def _deliver(self, target: Process, call: Call, args: tuple[Any, ...]) -> None:
-        if not self._reset and target.life == self._life[target]:
-            target.do(self._if_open, target, call, args)
-
-    def _if_open(self, target: Process, call: Call, args: tuple[Any, ...]) -> None:
-        if not self._over[target]:
+        if self._reset or target.life != self._life[target] or self._over[target]:
+            return
+        if target.frozen:
+            target.do(self._deliver, target, call, args)  # it may be over by then
+        else:
             call(*args)
 
     def _hear_end(self, end: Process, reason: str) -> None:
