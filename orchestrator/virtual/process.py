@@ -37,7 +37,7 @@ class Process:
         self.alive = False
         self.frozen = False
         self.connections: dict[Connection, None] = {}  # in the order they were opened
-        self._clock = clock
+        self._offset_s, self._rate = clock.offset_s, clock.rate
         self._latest = 0.0
         self._waiting: list[tuple[Call, tuple[Any, ...]]] = []
 
@@ -45,11 +45,14 @@ class Process:
 
     def time(self) -> float:
         """Now, on this process's own monotonic clock."""
-        return self._reached(self._clock.offset_s + self._clock.rate * self.schedule.now)
+        time = self._offset_s + self._rate * self.schedule.now
+        if time > self._latest:
+            self._latest = time
+        return self._latest
 
     def alarm(self, due: float, call: Call, *args: Any) -> None:
         """Call when this process's clock shows `due`, if it is still the same life."""
-        when = (due - self._clock.offset_s) / self._clock.rate
+        when = (due - self._offset_s) / self._rate
         self.schedule.at(when, self._ring, self.life, due, call, args)
 
     def after(self, delay_s: float, call: Call, *args: Any) -> None:
@@ -58,12 +61,9 @@ class Process:
 
     def _ring(self, life: int, due: float, call: Call, args: tuple[Any, ...]) -> None:
         if life == self.life and self.alive:
-            self._reached(due)  # rounding must not make it a moment too early
+            if due > self._latest:
+                self._latest = due  # rounding must not make it a moment too early
             self.do(call, *args)
-
-    def _reached(self, time: float) -> float:
-        self._latest = max(self._latest, time)
-        return self._latest
 
     # ------------------------------------------------------------ life and death
 
@@ -72,7 +72,7 @@ class Process:
         self.life += 1
         self.alive, self.frozen = True, False
         self._waiting.clear()
-        self._latest = self._clock.offset_s + self._clock.rate * self.schedule.now
+        self._latest = self._offset_s + self._rate * self.schedule.now
 
     def kill(self) -> None:
         """SIGKILL: the other ends of its connections hear of it from the kernel."""

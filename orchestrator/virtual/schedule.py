@@ -19,7 +19,7 @@ class Schedule:
     def at(self, when: float, call: Call, *args: Any) -> None:
         """Plan a call; one that is due already is made next, never in the past."""
         self._order += 1
-        heapq.heappush(self._heap, (max(when, self.now), self._order, call, args))
+        heapq.heappush(self._heap, (when if when > self.now else self.now, self._order, call, args))
 
     def after(self, delay_s: float, call: Call, *args: Any) -> None:
         self.at(self.now + delay_s, call, *args)
