@@ -1,6 +1,6 @@
 """The network between processes: delay, rate, partitions, accidents on the way."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -153,7 +153,10 @@ class Connection:
         self._network = network
         self._on_end = {near: near_end, far: far_end}
         self._life: dict[Process, int | None] = {near: near.life, far: None}  # None: not yet there
-        self._latest = {near: 0.0, far: 0.0}  # arrivals at each end keep their order
+        self._latest = {near: 0.0, far: 0.0}  # arrivals at each end keep their order,
+        # also when a partition held some of them, and not those after them.
+        self._coming: dict[Process, deque[tuple[Call, tuple[Any, ...]]]]
+        self._coming = {near: deque(), far: deque()}
         self._over = {near: False, far: False}  # which ends know that it has ended
         self._reset = False
         near.connections[self] = None
@@ -207,7 +210,12 @@ class Connection:
         if nbytes:
             at += network.send_s(source, target, nbytes)
         at = self._latest[target] = max(at, self._latest[target])
-        network.schedule.at(at, network.arrive, source, target, call, args)
+        self._coming[target].append((call, args))
+        network.schedule.at(at, network.arrive, source, target, self._next, (target,))
+
+    def _next(self, target: Process) -> None:
+        call, args = self._coming[target].popleft()
+        call(*args)
 
     def _reached(self) -> None:
         """The far kernel takes the connection, or refuses it for want of a listener."""
