@@ -1,6 +1,5 @@
 """A gateway process in virtual time: the machine, the members, the site leases."""
 
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,7 @@ from orchestrator.virtual.channel import VirtualChannel
 from orchestrator.virtual.client import Client
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import ClockError, Process
-from orchestrator.virtual.promises import Breach, Promise
+from orchestrator.virtual.promises import Breach, Promise, defect
 from orchestrator.virtual.schedule import Schedule
 from orchestrator.virtual.setup import Setup
 from orchestrator.virtual.worker import VirtualWorker
@@ -175,9 +174,7 @@ class VirtualGateway:
         try:
             actions = self.machine.handle(event, now)
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            seen = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
-            self._broke(Promise.NO_DEFECT, seen)
+            self._breach(defect(self.name, self._schedule.now, error))
             actions = self.machine.abandon()
         self.log.append(Entry(now, event, actions))
         for action in actions:
@@ -225,11 +222,9 @@ class VirtualGateway:
         """What must be true after every event."""
         due = self.machine.next_deadline()
         if due is not None and due <= now:
-            self._broke(Promise.FUTURE_DEADLINE, f"due at {due}, it is {now}")
-
-    def _broke(self, promise: Promise, seen: str) -> None:
-        at = self._schedule.now
-        self._breach(Breach(promise=promise, who=self.name, at=at, seen=seen))
+            seen = f"due at {due}, it is {now}"
+            at = self._schedule.now
+            self._breach(Breach(promise=Promise.FUTURE_DEADLINE, who=self.name, at=at, seen=seen))
 
 
 def _watch(stops: tuple[str, ...]) -> StopWatch:

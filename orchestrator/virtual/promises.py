@@ -1,5 +1,6 @@
 """What is promised, and the breaches found in a virtual deployment."""
 
+import traceback
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,3 +33,10 @@ class Breach:
 
     def __str__(self) -> str:
         return f"{self.at:.3f} {self.who}: broken: {self.promise} ({self.seen})"
+
+
+def defect(who: str, at: float, error: Exception) -> Breach:
+    """Something of ours raised what nobody expects."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    seen = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+    return Breach(promise=Promise.NO_DEFECT, who=who, at=at, seen=seen)

@@ -8,6 +8,7 @@ from orchestrator.membership.reports import Hello
 from orchestrator.virtual.kv import KVPlane
 from orchestrator.virtual.network import Connection, Network
 from orchestrator.virtual.process import ClockError, Process
+from orchestrator.virtual.promises import Breach, defect
 from orchestrator.virtual.schedule import Schedule
 from orchestrator.virtual.setup import Setup, WorkerSpec
 from workers.api.messages import DownMessage, Load, Sampling, Stop, TokenRun, UpMessage
@@ -54,8 +55,10 @@ class VirtualWorker:
         schedule: Schedule,
         network: Network,
         find: Callable[[str], KVPlane | None],
+        breach: Callable[[Breach], None],
     ) -> None:
         self.spec = spec
+        self._breach = breach
         clock = setup.clocks.get(spec.name, ClockError())
         self.process = Process(spec.name, spec.site, schedule, clock)
         self._setup = setup
@@ -108,10 +111,11 @@ class VirtualWorker:
         for message in messages:
             if isinstance(message, Stop):
                 self._cancel(SeqId(message.request, message.epoch))
-        outputs: list[Output] = []
-        for message in messages:
-            outputs += self.core.handle(message, now)
-        self._turn(outputs)
+
+        def handle() -> Sequence[Output]:
+            return [output for m in messages for output in self.core.handle(m, now)]
+
+        self._turn(handle)
 
     def open_tokens(self, gateway: str, connection: Connection, hear: Hear) -> None:
         """A gateway opens its token stream, in place of an older one."""
@@ -136,7 +140,7 @@ class VirtualWorker:
 
     def submit(self, call: Callable[[Worker, float], Sequence[Output]]) -> None:
         """Do this with the core, and carry out what comes of it."""
-        self._turn(call(self.core, self.process.time()))
+        self._turn(lambda: call(self.core, self.process.time()))
 
     def look(self, call: Callable[[Worker, float], T]) -> T:
         """Ask the core something that does not touch the engine."""
@@ -144,12 +148,19 @@ class VirtualWorker:
 
     # ------------------------------------------------------------ steps
 
-    def _turn(self, outputs: Sequence[Output]) -> None:
-        """After whatever was done with the core: outputs, then the next step or a timer."""
+    def _turn(self, call: Callable[[], Sequence[Output]]) -> None:
+        """Do something with the core, carry out what comes of it, begin a step or set a timer.
+
+        A core that raises cannot be trusted any more: its process ends, as a real one does.
+        """
         now = self.process.time()
-        self._carry_out([*outputs, *self.core.expire(now)])
-        if self._step is None:
-            self._begin(now)
+        try:
+            self._carry_out([*call(), *self.core.expire(now)])
+            if self._step is None and self.process.alive:
+                self._begin(now)
+        except Exception as error:
+            self._breach(defect(self.spec.name, self.process.schedule.now, error))
+            self.process.kill()
 
     def _begin(self, now: float) -> None:
         self._step = self.core.begin(now)
@@ -165,14 +176,14 @@ class VirtualWorker:
         if self._wake_at == due:
             self._wake_at = None
             if self._step is None:
-                self._turn(())
+                self._turn(tuple)
 
     def _stepped(self, step: Step) -> None:
         if step is not self._step:
             return  # it was cut short
         self._step = None
         self._cancelled.clear()
-        self._turn(self.core.finish(step, self.process.time()))
+        self._turn(lambda: self.core.finish(step, self.process.time()))
 
     def _cancel(self, seq: SeqId) -> None:
         self.core.abandoned(seq.request, seq.epoch)

@@ -39,7 +39,9 @@ class World:
             jitter_s=setup.jitter_s,
         )
         self.workers = {
-            spec.name: VirtualWorker(spec, setup, self.schedule, self.network, self._plane)
+            spec.name: VirtualWorker(
+                spec, setup, self.schedule, self.network, self._plane, self.breaches.append
+            )
             for spec in setup.workers
         }
         self._starts = [0] * setup.gateways
