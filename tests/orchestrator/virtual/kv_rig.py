@@ -1,6 +1,6 @@
-"""Workers in two sites that send each other KV: real cores and planes, a hand for everything else."""
+"""Workers in two sites that send each other KV: real cores and planes, steps by hand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import TypeVar
 
@@ -10,10 +10,14 @@ from orchestrator.virtual.process import Process
 from orchestrator.virtual.schedule import Schedule
 from tests.workers.worker_rig import MODEL, send_kv, start
 from transport.base import StreamId
-from workers.api.messages import DownMessage, KVFailed, KVStats, Landed, Role, Stop, UpMessage
+from transport.codecs import encode_slice
+from transport.frames import Data
+from workers.api.info import Part
+from workers.api.messages import DownMessage, KVFailed, KVStats, Landed, Role, Sampling, Stop
 from workers.costs import MeasuredCosts
-from workers.engines.base import Step
+from workers.engines.base import SeqId, SequenceSpec, Step
 from workers.engines.simulated.engine import SimulatedEngine
+from workers.exports import as_slice
 from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
 from workers.worker import Worker
 
@@ -28,7 +32,7 @@ class Host:
     def __init__(self, name: str, site: str, world: "KVWorld") -> None:
         self.process = Process(name, site, world.schedule)
         self._world = world
-        self.ups: list[tuple[float, UpMessage]] = []
+        self.outputs: list[Output] = []
 
     def boot(self) -> None:
         self.process.start()
@@ -53,13 +57,13 @@ class Host:
 
     def told(self, kind: type[T], request: str) -> list[T]:
         """What this worker, in all its lives, said of a request."""
-        return [m for _, m in self.ups if isinstance(m, kind) and m.request == request]
+        ups = [out.message for out in self.outputs if isinstance(out, Up)]
+        return [m for m in ups if isinstance(m, kind) and m.request == request]
 
     def _turn(self, outputs: Sequence[Output]) -> None:
+        self.outputs += outputs
         for output in outputs:
-            if isinstance(output, Up):
-                self.ups.append((self._world.schedule.now, output.message))
-            elif isinstance(output, OpenStream):
+            if isinstance(output, OpenStream):
                 self.kv.open(output)
             elif isinstance(output, CloseStream):
                 self.kv.close(output.stream)
@@ -88,27 +92,41 @@ class KVWorld:
         self.hosts = {name: Host(name, site, self) for name, site in SITES.items()}
         for host in self.hosts.values():
             host.boot()
-        self.frames: list[tuple[float, str]] = []
 
     def find(self, name: str) -> KVPlane | None:
         host = self.hosts.get(name)
         return host.kv if host is not None and host.process.alive else None
 
-    def host(self, name: str) -> Host:
-        return self.hosts[name]
-
     def transfer(
-        self, request: str, tokens: int, *, source: str = "a", target: str = "b"
+        self,
+        request: str,
+        tokens: int,
+        *,
+        source: str = "a",
+        target: str = "b",
+        target_starts_at: float = 0.0,
     ) -> StreamId:
         """A prefill at `source` whose KV goes to a main leg at `target`."""
         prompt = tuple(self.random.randrange(3, MODEL.vocab_size) for _ in range(tokens))
         more = {"request": request, "prompt_ids": prompt, "reserve": tokens + 16}
-        self.hosts[target].send(start(Role.MAIN, **more))
+        self.schedule.at(target_starts_at, self.hosts[target].send, start(Role.MAIN, **more))
         self.hosts[source].send(
             start(Role.PREFILL, **more),
             send_kv(request=request, to_worker=target, stop=tokens, address=target),
         )
         return StreamId(request, 1, 2)
+
+    def piece(self) -> Data:
+        """A frame of KV."""
+        engine = self.hosts["a"].engine
+        seq = SeqId("alone", 1)
+        spec = SequenceSpec(tokens=(5,) * 20, prompt_len=20, reserve=32, sampling=Sampling())
+        engine.open(seq, spec, reuse=False)
+        engine.set_goal(seq, 20)
+        while (step := engine.begin()) is not None:
+            engine.finish(step)
+        piece = as_slice(engine.read(seq, 0, Part.KEY, 0, 20))
+        return encode_slice(StreamId("alone", 1, 2), piece, "raw")
 
     def run(self, until: float) -> None:
         """Let time pass."""
@@ -129,10 +147,25 @@ class KVWorld:
 
     @property
     def idle(self) -> bool:
-        return all(host.kv.idle for host in self.hosts.values() if host.process.alive)
+        return all(host.kv.idle for host in self.hosts.values())
 
-    def stop(self, request: str, epoch: int, at: str) -> None:
-        self.hosts[at].send(Stop(request=request, epoch=epoch))
+    def stop(self, at: str, request: str, epoch: int) -> list[Output]:
+        """A leg is stopped; what its core asks for then."""
+        host = self.hosts[at]
+        before = len(host.outputs)
+        host.send(Stop(request=request, epoch=epoch))
+        return host.outputs[before:]
+
+    def check_nothing_is_left(self, streams: Iterable[tuple[str, str, StreamId]]) -> None:
+        """Of streams (from, to, id): planes and cores know that they have ended, memory is free."""
+        assert self.idle
+        for source, target, stream in streams:
+            asked = self.stop(source, stream.request, stream.source)
+            asked += self.stop(target, stream.request, stream.target)
+            assert not [out for out in asked if isinstance(out, CloseStream | DropImport)]
+        for host in self.hosts.values():
+            assert host.core.idle
+            assert host.engine.kv_held_tokens() == 0
 
 
 SITES = {"a": "x", "b": "y", "c": "y"}
