@@ -10,11 +10,11 @@ from workers.api.messages import Role, TokenRun
 
 def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
     """Judge a run of a live leg, then every run that waited for its turn."""
-    known = (leg.fed, leg.accepted)
+    known, law = (leg.fed, leg.accepted), len(req.law)
     leg.heard_at = now
     leg.resync_after = 0.0
     leg.resync_wait = ctx.config.deadlines.resync
-    leg.fed = max(leg.fed, min(run.fed, len(req.law)))
+    leg.fed = max(leg.fed, min(run.fed, law))
     if run.ids:
         leg.heard = max(leg.heard, run.index + len(run.ids))
     if has_own(run):
@@ -43,8 +43,8 @@ def recheck(ctx: Context, req: Request, now: float) -> bool:
     while moved and not req.over:
         moved = False
         for leg in list(req.legs.values()):
-            if not _has_ripe(req, leg):
-                continue
+            if not leg.parked or min(run.index for run in leg.parked) > len(req.law):
+                continue  # only what does not begin in the future can be judged
             parked, leg.parked = leg.parked, []
             for run in parked:
                 if leg.epoch not in req.legs or req.over:
@@ -53,27 +53,22 @@ def recheck(ctx: Context, req: Request, now: float) -> bool:
     return len(req.law) > before
 
 
-def _has_ripe(req: Request, leg: Leg) -> bool:
-    """Whether some parked run does not begin in the future: only those can be judged."""
-    law = len(req.law)
-    return any(run.index <= law for run in leg.parked)
-
-
 def _judge(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> bool:
     """Accept, park or drop one run; True when the law grew."""
     law = req.law
+    length = len(law)
     if not run.ids:
         return False
-    if run.index > len(law):
+    if run.index > length:
         _park(leg, run)
         return False
-    if not law.ids and leg.role is not Role.PREFILL:
+    if not length and leg.role is not Role.PREFILL:
         ctx.counts["premature_runs"] += 1  # rule 8: prefill alone samples index 0
         return False
     if not law.agrees(run.index, run.hist, run.ids):
         _diverged(ctx, req, leg, run)
         return False
-    skip = len(law) - run.index
+    skip = length - run.index
     if skip >= len(run.ids):
         ctx.counts["duplicate_runs"] += 1
         return False
@@ -101,17 +96,17 @@ def _diverged(ctx: Context, req: Request, leg: Leg, run: TokenRun) -> None:
 
 def _accept(ctx: Context, req: Request, leg: Leg, run: TokenRun, skip: int, now: float) -> None:
     ids = run.ids[skip:]
-    keep, reason = _ending(req, ids)
+    start = len(req.law)
+    keep, reason = _ending(req, ids, start)
     ids = ids[:keep]
     logprobs = None if run.logprobs is None else run.logprobs[skip : skip + keep]
     margins = None if run.margins is None else run.margins[skip : skip + keep]
     first = not leg.accepted
-    start = len(req.law)
     req.law.extend(ids, logprobs, margins)
     leg.accepted += len(ids)
     _account(req, leg, start, len(ids), now)
     if leg.role is not Role.PREFILL:
-        leg.sent = len(req.law)  # it knows its own tokens, and by their history those before them
+        leg.sent = start + len(ids)  # it knows its own tokens, and by their history those before them
     if first and leg.role is Role.MAIN:
         # Rule 2: main is the authority now; every other leg ends, prefill's hold included.
         for other in [o for o in req.legs.values() if o is not leg]:
@@ -133,15 +128,16 @@ def _account(req: Request, leg: Leg, start: int, count: int, now: float) -> None
         account.handoff_index = start
 
 
-def _ending(req: Request, ids: Sequence[int]) -> tuple[int, FinishReason | None]:
-    """How many of `ids` become law, and whether the request ends with them."""
-    base = len(req.law)
-    keep = min(len(ids), req.limit - base)
-    reason = FinishReason.LENGTH if base + keep >= req.limit else None
-    for i in range(keep):
-        if ids[i] in req.spec.stop_ids and base + i >= req.spec.min_tokens:
-            keep, reason = i + 1, FinishReason.STOP
-            break
+def _ending(req: Request, ids: Sequence[int], base: int) -> tuple[int, FinishReason | None]:
+    """How many of `ids`, from index `base` on, become law; and whether the request ends so."""
+    spec = req.spec
+    keep = min(len(ids), spec.limit - base)
+    reason = FinishReason.LENGTH if base + keep >= spec.limit else None
+    if spec.stop_ids:
+        for i in range(keep):
+            if ids[i] in spec.stop_ids and base + i >= spec.min_tokens:
+                keep, reason = i + 1, FinishReason.STOP
+                break
     if req.watch is not None:
         complete = req.watch.push(ids[:keep])
         if complete is not None and complete - base <= keep:

@@ -112,6 +112,7 @@ class Machine:
     def _settle(self, req: Request, now: float) -> None:
         """What follows every event of a request: duties, feeds, the handover, releases."""
         self._at_work = req
+        name = req.name
         if not req.over:
             reconcile(self.ctx, req, now)
             if recheck(self.ctx, req, now):
@@ -124,20 +125,21 @@ class Machine:
             end(self.ctx, req)
             self._forget(req)
             return
-        if req.legs:
-            self._queue.pop(req.name, None)
-        else:
-            self._queue[req.name] = None
+        if not req.legs:
+            self._queue[name] = None
+        elif name in self._queue:
+            del self._queue[name]
         due = deadlines.next_due(self.ctx, req)
-        if due is not None and self._due_at.get(req.name) != due:
-            self._due_at[req.name] = due
-            heapq.heappush(self._due, (due, req.name))
+        if due is not None and self._due_at.get(name) != due:
+            self._due_at[name] = due
+            heapq.heappush(self._due, (due, name))
 
     def _feed(self, req: Request, now: float) -> None:
         if req.over:
             return
+        law = len(req.law)
         for leg in req.legs.values():
-            if leg.role is not Role.PREFILL and leg.sent < len(req.law):
+            if leg.role is not Role.PREFILL and leg.sent < law:
                 self.ctx.feed(req, leg, max(leg.fed, leg.sent - FEED_OVERLAP), now)
 
     def _forget(self, req: Request) -> None:

@@ -44,8 +44,8 @@ _ALL = (
         "future runs are dropped",
         L + "accept",
         (
-            "    if run.index > len(law):\n        _park(leg, run)\n",
-            "    if run.index > len(law):\n",
+            "    if run.index > length:\n        _park(leg, run)\n",
+            "    if run.index > length:\n",
         ),
     ),
     _m(
@@ -269,15 +269,15 @@ _ALL = (
         "main is fed only once it has landed",
         L + "machine",
         (
-            "if leg.role is not Role.PREFILL and leg.sent < len(req.law):",
-            "if leg.landed and leg.sent < len(req.law):",
+            "if leg.role is not Role.PREFILL and leg.sent < law:",
+            "if leg.landed and leg.sent < law:",
         ),
     ),
     _m(
         "8",
         "anybody may give token 0",
         L + "accept",
-        ("if not law.ids and leg.role is not Role.PREFILL:", "if False:"),
+        ("if not length and leg.role is not Role.PREFILL:", "if False:"),
     ),
     # ------------------------------------------------ 9: memory set aside, refusals
     _m(
@@ -315,13 +315,13 @@ _ALL = (
         "10",
         "the limit is one too many",
         L + "accept",
-        ("keep = min(len(ids), req.limit - base)", "keep = min(len(ids), req.limit + 1 - base)"),
+        ("keep = min(len(ids), spec.limit - base)", "keep = min(len(ids), spec.limit + 1 - base)"),
     ),
     _m(
         "10",
         "min_tokens is ignored",
         L + "accept",
-        (" and base + i >= req.spec.min_tokens:", ":"),
+        (" and base + i >= spec.min_tokens:", ":"),
     ),
     _m(
         "10",
