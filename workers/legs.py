@@ -24,7 +24,6 @@ class Leg:
 
     start: Start
     seq: SeqId
-    spec: SequenceSpec
     reserved: int
     landed: bool
     have: int = 0  # leading tokens that were here when the import was opened
@@ -46,7 +45,7 @@ class Leg:
     @classmethod
     def opened(cls, start: Start, seq: SeqId, spec: SequenceSpec) -> "Leg":
         landed = start.role is Role.PREFILL
-        leg = cls(start=start, seq=seq, spec=spec, reserved=spec.reserve, landed=landed)
+        leg = cls(start=start, seq=seq, reserved=spec.reserve, landed=landed)
         leg.applied = len(spec.tokens) - spec.prompt_len
         leg.law.extend(start.law_ids)
         leg._extend(start.law_ids)
@@ -68,9 +67,9 @@ class Leg:
     @property
     def decodes_on(self) -> bool:
         """The engine's goal still stands: nothing to tell it after a step."""
-        if self.goal is None or self.start.role is Role.PREFILL or self.ended:
+        if self.goal is None or self.start.role is Role.PREFILL:
             return False
-        return self.prompt_len + len(self.own) < self.goal
+        return len(self.start.prompt_ids) + len(self.own) < self.goal and not self.ended
 
     @property
     def takes_slot(self) -> bool:

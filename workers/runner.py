@@ -39,12 +39,7 @@ class Runner:
         return leg
 
     def share(self, source: Leg, leg: Leg) -> None:
-        """Give an importing leg the blocks of a source on this worker.
-
-        The import gives way: what it found in the cache is a part of what the source has.
-        """
-        self.engine.close(leg.seq)
-        self.engine.open(leg.seq, leg.spec, reuse=False)
+        """Give an importing leg the blocks of a source on this worker."""
         self.engine.share(source.seq, leg.seq, leg.import_tokens)
 
     def close(self, leg: Leg) -> None:

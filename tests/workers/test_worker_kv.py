@@ -319,6 +319,21 @@ def test_on_the_same_worker_kv_is_shared() -> None:
     assert rig.tokens() == TEXT[1:]
 
 
+def test_a_share_needs_no_more_room_than_its_import_had() -> None:
+    """The import has found blocks in the cache that its source holds too; nothing else is free."""
+    rig = Rig(kv_total_tokens=160)
+    rig.send(start(Role.PREFILL))
+    rig.run()
+    rig.send(start(Role.MAIN))
+    full = rig.engine.kv_free_tokens()
+    rig.send(start(Role.PREFILL, request="other", prompt_ids=(7,), limit=1, reserve=full))
+    assert rig.engine.kv_free_tokens() == 0
+    told = rig.send(send_kv(to_worker="w"))
+    assert told == [Landed(request="r", epoch=2, covered=0)]
+    rig.send(feed(TEXT[:1]))
+    assert rig.tokens() == TEXT[1:]
+
+
 def test_a_share_waits_for_the_target_and_for_the_source() -> None:
     rig = Rig()
     rig.send(send_kv(to_worker="w"))

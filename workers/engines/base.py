@@ -143,7 +143,7 @@ class Engine(Protocol):
         """Make the imported tokens computed. Raises ValueError when some are missing."""
 
     def share(self, source: SeqId, seq: SeqId, tokens: int) -> None:
-        """Instead of an import: take the first `tokens` computed tokens of `source`."""
+        """Take the first `tokens` computed tokens of `source`; an open import gives way."""
 
     def read(self, seq: SeqId, layer: int, part: Part, start: int, stop: int) -> KVSlice:
         """A copy of one slice that is in the pool. KeyError once the sequence is closed."""

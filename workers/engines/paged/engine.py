@@ -193,10 +193,12 @@ class PagedEngine(ABC, Generic[S]):
             giver, taker = self._sequences[source], self._sequences[seq]
             if not 0 < tokens <= giver.computed:
                 raise ValueError(f"{tokens} tokens wanted, {giver.computed} are computed")
-            if taker.incoming is not None:
-                raise ValueError(f"an import into {seq} is open")
             if giver.root != taker.root or giver.tokens[:tokens] != taker.tokens[:tokens]:
                 raise ValueError(f"{source} and {seq} differ in their first {tokens} tokens")
+            if taker.incoming is not None:
+                # Only what was found in the cache stays; the rest goes back to the reservation.
+                taker.incoming = None
+                self._pool.truncate(taker.table, taker.computed)
             if taker.computed >= tokens:
                 return
             begun = len(taker.table.blocks)
