@@ -1,5 +1,6 @@
 """`pdd bench NAME`: measure a claim."""
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +56,40 @@ def handoff(
         print_json(result)
     else:
         _table(result)
+
+
+@app.command()
+def parity(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="A journal of pdd serve --record. Default: one is recorded now."),
+    ] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Feed a live run's events to a fresh core: exit code 1 unless its actions are identical."""
+    # By name, when it is called: the model's tokenizer takes seconds to import.
+    parity_bench = importlib.import_module("benchmarks.parity")
+    progress = Console(stderr=True, highlight=False)
+    try:
+        result = parity_bench.run(file, tell=lambda line: progress.print(f"  {line}"))
+    except ServeFailed as error:
+        print(f"cannot start: {error}", file=sys.stderr)
+        raise typer.Exit(FAILED) from error
+    if output is Format.JSON:
+        print_json(result)
+    else:
+        _verdict(result)
+    raise typer.Exit(0 if result["identical"] else FAILED)
+
+
+def _verdict(result: dict[str, Any]) -> None:
+    print(
+        f"{result['events']} events, {result['actions']} actions, {result['requests']} requests "
+        f"({result['failed_requests']} failed): "
+        + ("identical" if result["identical"] else "different")
+    )
+    if not result["identical"]:
+        print_json(result["first_difference"])
 
 
 def _table(result: dict[str, Any]) -> None:

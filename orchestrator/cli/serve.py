@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from orchestrator.cli.output import Format, FormatOption
 from orchestrator.errors import UserError
+from orchestrator.live.journal import Header, Journal
 from orchestrator.live.launch import LaunchFailed
 from orchestrator.live.running import running
 from orchestrator.topology.load import load_topology
@@ -41,6 +42,13 @@ def serve(
     logs: Annotated[
         Path | None, typer.Option(help="Keep the logs in this folder. Default: none are kept.")
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write every event of the core and its answers to this file, prompts included; "
+            "pdd bench parity reads it. A file that is there is replaced."
+        ),
+    ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Start the sites of a topology on this machine and serve it until SIGINT or SIGTERM."""
@@ -51,7 +59,7 @@ def serve(
     else:
         log_to("gateway", None)
         logging.disable(logging.INFO)
-    raise typer.Exit(uvloop.run(_serve(topology, _Voice(output), logs)))
+    raise typer.Exit(uvloop.run(_recorded(topology, _Voice(output), logs, record)))
 
 
 def _overridden(topology: Topology, port: int | None, site: str | None) -> Topology:
@@ -124,7 +132,20 @@ class _Voice:
                 self._bar.stop()
 
 
-async def _serve(topology: Topology, voice: _Voice, logs: Path | None) -> int:
+async def _recorded(
+    topology: Topology, voice: _Voice, logs: Path | None, record: Path | None
+) -> int:
+    """Serve, with a journal if one is wanted. Raises UserError before anything was started."""
+    if record is None:
+        return await _serve(topology, voice, logs, None)
+    journal = Journal(record, asyncio.get_running_loop().call_later)
+    with contextlib.closing(journal):
+        return await _serve(topology, voice, logs, journal)
+
+
+async def _serve(
+    topology: Topology, voice: _Voice, logs: Path | None, journal: Journal | None
+) -> int:
     host, port = topology.gateway.host, topology.gateway.port
     async with _until_signal() as stopped:
         try:
@@ -134,6 +155,7 @@ async def _serve(topology: Topology, voice: _Voice, logs: Path | None) -> int:
                     progress=voice.say,
                     model_progress=voice.model_progress,
                     log_dir=logs,
+                    record=None if journal is None else journal.record,
                 )
                 entering = asyncio.ensure_future(manager.__aenter__())
                 await asyncio.wait({entering, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -146,7 +168,10 @@ async def _serve(topology: Topology, voice: _Voice, logs: Path | None) -> int:
             print(f"cannot start: {error}", file=sys.stderr)
             return FAILED
         try:
-            voice.ready(f"http://{host}:{port}/v1", up.gateway.driver.model.name)
+            driver = up.gateway.driver
+            if journal is not None:
+                journal.begin(Header(model=topology.model, config=driver.config))
+            voice.ready(f"http://{host}:{port}/v1", driver.model.name)
             failed = up.deployment.failed
             await asyncio.wait({up.serving, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
             if failed.done():

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[3]
 # command -> its options and arguments, as one types them
 SURFACE = {
     "bench handoff": ["--gateway-site", "--logs", "--requests", "--topology", "-o/--output"],
-    "serve": ["--gateway-site", "--logs", "--port", "-o/--output", "file"],
+    "bench parity": ["-o/--output", "file"],
+    "serve": ["--gateway-site", "--logs", "--port", "--record", "-o/--output", "file"],
     "status": ["--key", "--url", "-o/--output"],
     "validate": ["-o/--output", "file"],
 }
