@@ -7,7 +7,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.state.actions import Action, Fail, Failure, Send
@@ -67,6 +67,7 @@ def test_every_event_and_action_has_a_form() -> None:
 
 
 @pytest.mark.parametrize("cls", get_args(Event))
+@settings(deadline=None)
 @given(data=st.data())
 def test_events_survive(cls: type, data: st.DataObject) -> None:
     event = data.draw(anything(cls))
@@ -74,12 +75,14 @@ def test_events_survive(cls: type, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("cls", get_args(Action))
+@settings(deadline=None)
 @given(data=st.data())
 def test_actions_survive(cls: type, data: st.DataObject) -> None:
     action = data.draw(anything(cls))
     assert decode_action(orjson.loads(orjson.dumps(encode_action(action)))) == action
 
 
+@settings(deadline=None)
 @given(config=anything(CoreConfig))
 def test_configurations_survive(config: CoreConfig) -> None:
     assert decode_config(orjson.loads(orjson.dumps(encode_config(config)))) == config
