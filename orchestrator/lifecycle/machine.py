@@ -217,7 +217,7 @@ class Machine:
             return
         req = self.requests.get(message.request)
         leg = req.legs.get(message.epoch) if req is not None else None
-        if req is None or leg is None or leg.worker != event.worker:
+        if req is None or leg is None or not _speaks_for(req, leg, event):
             self._dead_leg_spoke(event.worker, message, now)
             return
         self._at_work = req
@@ -343,6 +343,15 @@ class Machine:
         if leg.role is Role.MAIN:
             req.account.kv_bytes_raw += message.bytes_raw
             req.account.kv_bytes_wire += message.bytes_wire
+
+
+def _speaks_for(req: Request, leg: Leg, event: Heard) -> bool:
+    """Only a leg's own worker does; of KV that will not come its source's worker may tell too."""
+    if event.worker == leg.worker:
+        return True
+    message = event.message
+    source = req.legs.get(message.source) if isinstance(message, KVFailed) else None
+    return source is not None and source.worker == event.worker
 
 
 _HANDLERS: dict[type[Any], Callable[[Machine, Any, float], None]] = {

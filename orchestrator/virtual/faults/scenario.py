@@ -51,16 +51,10 @@ class Faults(Strict):
     most: Count
     over: PositiveSeconds
     lasting: tuple[PositiveSeconds, ...] = Field(min_length=1, strict=False)
-    back_after: tuple[PositiveSeconds, ...] = Field(
-        min_length=1, strict=False
-    )
-    chances: tuple[Share, ...] = Field(
-        min_length=1, strict=False
-    )
+    back_after: tuple[PositiveSeconds, ...] = Field(min_length=1, strict=False)
+    chances: tuple[Share, ...] = Field(min_length=1, strict=False)
     delays: tuple[PositiveSeconds, ...] = Field(min_length=1, strict=False)
-    memory: tuple[Share, ...] = Field(
-        min_length=1, strict=False
-    )
+    memory: tuple[Share, ...] = Field(min_length=1, strict=False)
     clock_rates: tuple[float, ...] = Field(min_length=1, strict=False)
     weights: dict[Annotated[Kind, Field(strict=False)], Weight]
 

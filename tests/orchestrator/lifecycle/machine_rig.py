@@ -229,8 +229,11 @@ class MachineRig:
         message = Refused(request=self.name, epoch=epoch, reason="full", retryable=retryable)
         return self.say(epoch, message)
 
-    def kv_failed(self, epoch: int, source: int) -> list[Action]:
+    def kv_failed(self, epoch: int, source: int, *, worker: str | None = None) -> list[Action]:
+        """Told by the leg's own worker, unless another is given."""
         message = KVFailed(request=self.name, epoch=epoch, source=source, reason="cut")
+        if worker is not None:
+            return self.tell(Heard(worker=worker, message=message))
         return self.say(epoch, message)
 
     def load(self, worker: str, *, step_s: float | None = None) -> list[Action]:

@@ -44,6 +44,13 @@ def test_kv_failed_moves_on_to_the_relays_copy_uncharged(spares: MachineRig) -> 
     assert set(spares.req.lost.values()) == {0}
 
 
+def test_kv_failed_is_also_heard_from_the_sources_worker(spares: MachineRig) -> None:
+    """The source gives up a stream that its target never saw; nobody else knows of it."""
+    spares.to_phase(Phase.RELAY)
+    assert spares.kv_failed(MAIN, PREFILL, worker="r0") == []  # not its business
+    assert spares.kv_failed(MAIN, PREFILL, worker="p0") == [send_kv("r0", RELAY, "m0", MAIN)]
+
+
 def test_kv_failed_of_the_last_source_prefill_again(make_rig: MakeRig) -> None:
     rig = make_rig(SPARES, route=Route.DIRECT)
     rig.arrive()
