@@ -76,7 +76,7 @@ _ALL = (
         "1",
         "a run from the wrong worker counts",
         L + "machine",
-        ("if req is None or leg is None or leg.worker != event.worker:", "if leg is None:"),
+        ("    if event.worker == leg.worker:\n        return True\n", "    return True\n"),
     ),
     # ------------------------------------------------ 2: one authority
     _m(
