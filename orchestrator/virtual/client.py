@@ -22,6 +22,7 @@ class Client:
     cut_off: bool = False  # its gateway died
     gateway: str | None = None  # which one took the request; None: none was there
     report: Callable[[Breach], None]
+    on_end: Callable[[], None]  # it was told the end
 
     @property
     def name(self) -> str:
@@ -44,6 +45,7 @@ class Client:
             self.times.extend([now] * len(action.ids))
         else:
             self.end, self.ended_at = action, now
+            self.on_end()
 
     def _breach(self, promise: Promise, now: float, seen: str) -> None:
         self.report(Breach(promise=promise, who=self.name, at=now, seen=seen))

@@ -14,7 +14,7 @@ from transport.frames import Data, Frame, FrameError, Goodbye, Hello, Ping, Pong
 from transport.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Verdict
 from transport.sender import RESUME_S as SENDER_RESUME_S
 from transport.sender import Sender
-from transport.wire import SILENCE_S
+from transport.wire import HANDSHAKE_S, PING_EVERY_S, SILENCE_S
 from workers import imports
 from workers.engines.simulated.engine import SimulatedEngine
 from workers.exports import Exports
@@ -24,6 +24,8 @@ from workers.worker import Worker
 T = TypeVar("T")
 Call = Callable[[Worker, float], Sequence[Output]]
 Find = Callable[[str], "KVPlane | None"]
+
+NEAR_S = min(HANDSHAKE_S, PING_EVERY_S)  # see `KVPlane._plan`
 
 
 class Host(Protocol):
@@ -52,7 +54,7 @@ class KVPlane:
         self._find = find
         self._exports = Exports(host.engine)
         self._outlets: dict[str, Outlet] = {}
-        self._inlet = Inlet(host, self._todo_later, self._settle)
+        self._inlet = Inlet(host, self._todo_later, self._settle, self._wake)
         self._todo: deque[Call] = deque()
         self._wake_at: float | None = None
 
@@ -123,6 +125,7 @@ class KVPlane:
             reach=reach,
             ended=self._export_ended,
             settle=self._settle,
+            wake=self._wake,
         )
 
     def _export_ended(self, stream: StreamId, reason: str | None) -> None:
@@ -149,11 +152,22 @@ class KVPlane:
         self._plan()
 
     def _plan(self) -> None:
-        """One alarm for all; one that rings too early finds nothing due and plans again."""
+        """One alarm for all; one that rings too early finds nothing due and plans again.
+
+        Whoever sets a deadline nearer than NEAR_S says so; so if an alarm comes as soon as that,
+        no other need be looked for.
+        """
+        wake_at = self._wake_at
+        if wake_at is not None and wake_at <= self._host.process.time() + NEAR_S:
+            return
         times = [outlet.next_deadline() for outlet in self._outlets.values()]
         times.append(self._inlet.next_deadline())
         due = min((t for t in times if t is not None), default=None)
-        if due is not None and (self._wake_at is None or due < self._wake_at):
+        if due is not None:
+            self._wake(due)
+
+    def _wake(self, due: float) -> None:
+        if self._wake_at is None or due < self._wake_at:
             self._wake_at = due
             self._host.process.alarm(due, self._ring, due)
 
@@ -172,15 +186,21 @@ class Inlet:
     """KV in: what `transport.server` is to a real worker, and the sink of its receiver."""
 
     def __init__(
-        self, host: Host, tell: Callable[[Call], None], settle: Callable[[], None]
+        self,
+        host: Host,
+        tell: Callable[[Call], None],
+        settle: Callable[[], None],
+        wake: Callable[[float], None],
     ) -> None:
         self._host = host
         self._process = host.process
         self._tell = tell
         self.settle = settle
+        self._wake = wake
         self._receiver = Receiver(self, window_bytes=WINDOW_BYTES, resume_s=RESUME_S)
         self._pipes: dict[Pipe, float] = {}  # when each was heard last
         self._ask_at: float | None = None
+        self._news = False  # whether the receiver may have something to say
 
     @property
     def busy(self) -> bool:
@@ -188,30 +208,30 @@ class Inlet:
 
     def drop(self, stream: StreamId) -> None:
         self._receiver.cancel(stream, imports.LEG_ENDED)
+        self._news = True
 
     def answer(self) -> None:
         """Write what the receiver has to say."""
+        if not self._news:
+            return
+        self._news = False
         for conn in self._receiver.ready():
             if conn in self._pipes:
                 assert isinstance(conn, Pipe)
                 conn.write(self._process, self._receiver.take(conn))
+        if self._ask_at is None and self._receiver.asking():
+            self._ask_at = self._process.time() + ASK_AGAIN_S
+            self._wake(self._ask_at)
 
     def next_deadline(self) -> float | None:
         """When to call `expire`; None: nothing to wait for."""
-        if not self._receiver.streams:
-            self._ask_at = None
-            return None
-        times = [self._receiver.next_deadline()]
+        times = [self._receiver.next_deadline(), self._ask_at]
         times += [at + SILENCE_S for pipe, at in self._pipes.items() if self._receiver.serves(pipe)]
-        if not self._receiver.asking():
-            self._ask_at = None
-        elif self._ask_at is None:
-            self._ask_at = self._process.time() + ASK_AGAIN_S
-        times.append(self._ask_at)
         return min((t for t in times if t is not None), default=None)
 
     def expire(self, now: float) -> None:
         """Do what is due."""
+        self._news = True
         for pipe, heard_at in list(self._pipes.items()):
             if now >= heard_at + SILENCE_S and self._receiver.serves(pipe):
                 self._hang_up(pipe, f"nothing was heard for {SILENCE_S:g} s")
@@ -225,6 +245,7 @@ class Inlet:
     def heard(self, pipe: Pipe, carried: Carried) -> None:
         """One frame from a sender."""
         now = self._pipes[pipe] = self._process.time()
+        self._news = True
         try:
             whole = read(carried)
             frame = whole.frame

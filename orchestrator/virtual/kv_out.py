@@ -66,6 +66,7 @@ class Outlet:
         reach: Callable[[], tuple[Process, Callable[[], End | None]] | None],
         ended: Failed,
         settle: Callable[[], None],
+        wake: Callable[[float], None],
     ) -> None:
         self._process = process
         self._network = network
@@ -74,7 +75,8 @@ class Outlet:
         self._peer = peer
         self._reach = reach
         self._tell = ended
-        self.settle = settle
+        self._settle = settle
+        self._wake = wake
         self.streams: dict[StreamId, Outgoing] = {}
         self.sent_bytes = 0
         self.resent_bytes = 0
@@ -124,6 +126,8 @@ class Outlet:
 
     def next_deadline(self) -> float | None:
         """When to call `expire`; None: nothing to wait for."""
+        if not self.streams and self._pipe is None and self._redial_at is None:
+            return None
         times = [self._redial_at, self._answer_by, self._write_at]
         times += [out.machine.next_deadline() for out in self.streams.values()]
         if self._up and self.streams:
@@ -183,6 +187,7 @@ class Outlet:
             self._go_on(out, now)
         if self.streams:
             self._redial_at = now + redial_s(self._tries)
+            self._wake(self._redial_at)
             self._tries += 1
         else:
             self._tries = 0
@@ -209,7 +214,11 @@ class Outlet:
                     self._post(out, out.machine.connected(), now)
             case Goodbye():
                 self._hang_up(frame.reason, now)
-        self._write(now)
+
+    def settle(self) -> None:
+        """All that came together was heard."""
+        self._write(self._process.time())
+        self._settle()
 
     # ------------------------------------------------------------ what is sent
 
@@ -259,15 +268,16 @@ class Outlet:
             self._control.clear()
             return
         frames, self._control = self._control, []
-        if self._write_at is None:
+        if self._write_at is None and self._has_data():
             frames += self._pieces(pipe.far, now)
         if frames:
             pipe.write(self._process, frames)
 
+    def _has_data(self) -> bool:
+        return any(out.machine.has_data for out in self._turns)
+
     def _pieces(self, far: Process, now: float) -> list[Data]:
         """The next pieces, as many as keep the line busy for a moment."""
-        if not any(out.machine.has_data for out in self._turns):
-            return []
         same = self._process.site == far.site
         rate = SAME_SITE_BYTES_PER_S if same else self._network.bytes_per_s
         queued_s = self._network.send_s(self._process, far, 0)
@@ -277,8 +287,9 @@ class Outlet:
             pieces.append(data)
             queued_s += len(data.body) / rate
             room -= len(data.body)
-        if any(out.machine.has_data for out in self._turns):
+        if self._has_data():
             self._write_at = now + max(queued_s, AHEAD_S / 2)
+            self._wake(self._write_at)
         return pieces
 
     def _next_data(self, now: float) -> Data | None:

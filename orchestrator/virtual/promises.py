@@ -15,6 +15,7 @@ class Promise(StrEnum):
     COUNTS = "the account fits the tokens"
     BOOKS = "the books hold nothing that no request stands for"
     KV_FREE = "no KV outlives its request or its lease"
+    FREE_SOON = "in peace a request's KV is free within a second of its end"
     STREAMS_END = "no KV stream outlives its request"
     STOPPED = "every leg is started at most once and stopped"
     FUTURE_DEADLINE = "every deadline lies in the future"

@@ -9,12 +9,15 @@ from orchestrator.virtual.gateway import VirtualGateway
 from orchestrator.virtual.kv import KVPlane
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
-from orchestrator.virtual.promises import Breach
+from orchestrator.virtual.promises import Breach, Promise
 from orchestrator.virtual.schedule import Schedule
 from orchestrator.virtual.setup import Ask, Setup
 from orchestrator.virtual.worker import VirtualWorker
 
 QUIET_CHECK_S = 0.5
+# So long after a fault its last messages may still be on their way, or be tried again.
+PEACE_S = 5.0
+FREE_S = 1.0
 
 
 class World:
@@ -31,6 +34,7 @@ class World:
         self.ended: list[VirtualGateway] = []  # gateways that were killed
         self.frozen_s = [0.0] * setup.gateways  # how long each gateway's place was frozen in all
         self.accidents: dict[str, list[float]] = {}  # those under way, by kind
+        self.troubled_until = 0.0  # when the last fault so far ends
         self.network = Network(
             self.schedule,
             Random(seed),
@@ -87,7 +91,12 @@ class World:
 
     def ask(self, ask: Ask) -> Client:
         """A request comes now, whatever `ask.at` says."""
-        client = Client(ask=ask, asked_at=self.now, report=self.breaches.append)
+        client = Client(
+            ask=ask,
+            asked_at=self.now,
+            report=self.breaches.append,
+            on_end=lambda: self.request_ended(ask.arrived.request),
+        )
         self.clients[client.name] = client
         gateway = self.gateways[ask.gateway]
         if gateway.process.alive:
@@ -98,11 +107,26 @@ class World:
             self.schedule.after(ask.leaves_after, self.leave, client.name)
         return client
 
+    def request_ended(self, request: str) -> None:
+        """A client needs no more of it: its KV must be free soon, unless there is trouble."""
+        self.schedule.after(FREE_S + 2 * self.setup.one_way_s, self._free_by_now, request, self.now)
+
+    def _free_by_now(self, request: str, ended_at: float) -> None:
+        if self.troubled_until > ended_at - PEACE_S:
+            return
+        for worker in self.workers.values():
+            if worker.process.alive and worker.core.legs_of(request):
+                seen = f"{worker.spec.name} still has a leg, it ended at {ended_at:.3f}"
+                self.breaches.append(
+                    Breach(promise=Promise.FREE_SOON, who=request, at=self.now, seen=seen)
+                )
+
     def leave(self, name: str) -> None:
         """A client closes its connection, if it still waits."""
         client = self.clients[name]
         if client.waits:
             client.left = True
+            self.request_ended(name)
             gateway = self.gateways[client.ask.gateway]
             if gateway.name == client.gateway:
                 gateway.process.do(gateway.leave, client)
