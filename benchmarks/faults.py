@@ -1,5 +1,7 @@
 """Seeds of trouble in virtual time: how many break a promise, and how fast they are run."""
 
+import contextlib
+import logging
 import os
 import time
 from collections import Counter
@@ -95,12 +97,13 @@ def explain(scenario: Scenario, seed: int, *, smallest: bool) -> tuple[list[str]
     """The story of a seed's broken requests, or of the one that went through most; whether any
     promise is broken. `smallest`: of the least part of the case that still breaks it."""
     case = generate(scenario, seed)
-    world = play(case)
-    breaches = check(world)
-    if smallest and breaches:
-        case = shrink(case)
+    with _quiet_logs():
         world = play(case)
         breaches = check(world)
+        if smallest and breaches:
+            case = shrink(case)
+            world = play(case)
+            breaches = check(world)
     hurt = [name for name in world.clients if any(name in breach.who for breach in breaches)]
     requests = hurt or [max(world.clients, key=lambda name: _recoveries(world.clients[name]))]
     return list(tell(case, world, breaches, requests)), bool(breaches)
@@ -121,11 +124,23 @@ def _spread(scenario: Scenario, tasks: Sequence[range], faults: bool, jobs: int)
 def _live(scenario: Scenario, seeds: range, faults: bool) -> Tally:
     tally = Tally()
     began = time.process_time()
-    for seed in seeds:
-        case = generate(scenario, seed)
-        _add_case(tally, case if faults else replace(case, faults=()))
+    with _quiet_logs():
+        for seed in seeds:
+            case = generate(scenario, seed)
+            _add_case(tally, case if faults else replace(case, faults=()))
     tally.cpu_s = time.process_time() - began
     return tally
+
+
+@contextlib.contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """What the code logs of every lost worker and lapsed lease is nothing to read here."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _add_case(tally: Tally, case: Case) -> None:

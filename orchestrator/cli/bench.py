@@ -11,11 +11,14 @@ from rich.table import Table
 
 from benchmarks import handoff as handoff_bench
 from benchmarks.service import ServeFailed
+from orchestrator.cli.bench_faults import faults
 from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.packaged import packaged_topology
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+app.command()(faults)
 
 FAILED = 1
 

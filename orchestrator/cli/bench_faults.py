@@ -18,15 +18,21 @@ def faults(
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: 200.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The first seed; alone: only it.")] = None,
     story: Annotated[
-        bool, typer.Option(help="With --seed: tell what happened to its broken requests.")
+        bool,
+        typer.Option("--story", help="With --seed: tell what happened to its broken requests."),
     ] = False,
     shrink: Annotated[
-        bool, typer.Option(help="With --story: of the fewest faults and requests that break it.")
+        bool,
+        typer.Option(
+            "--shrink", help="With --story: of the fewest faults and requests that break it."
+        ),
     ] = False,
     scenario: Annotated[
         Path | None, typer.Option(help="What is drawn from. Default: configs/scenarios/faults.yaml")
     ] = None,
-    calm: Annotated[bool, typer.Option(help="Leave the faults out: how fast it is.")] = False,
+    calm: Annotated[
+        bool, typer.Option("--calm", help="Leave the faults out: how fast it is.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: all cores.")] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:

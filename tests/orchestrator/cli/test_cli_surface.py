@@ -14,6 +14,10 @@ ROOT = Path(__file__).parents[3]
 
 # command -> its options and arguments, as one types them
 SURFACE = {
+    "bench faults": [
+        *("--calm", "--jobs", "--scenario", "--seed", "--seeds", "--shrink", "--story"),
+        "-o/--output",
+    ],
     "bench handoff": ["--gateway-site", "--logs", "--requests", "--topology", "-o/--output"],
     "bench parity": ["-o/--output", "file"],
     "serve": ["--gateway-site", "--logs", "--port", "--record", "-o/--output", "file"],
