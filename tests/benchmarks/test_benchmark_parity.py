@@ -13,7 +13,7 @@ from orchestrator.live.journal import read_journal
 from orchestrator.state.actions import Finish
 from orchestrator.state.events import Arrived, ClientGone, HandoffMode, Route, WorkerLost, WorkerUp
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
