@@ -198,7 +198,10 @@ Frame = (
 
 def runs_of(positions: np.ndarray) -> tuple[Run, ...]:
     """Consecutive positions as (first, count); `positions` is [tokens] of any integer type."""
-    breaks = np.flatnonzero(np.diff(positions.astype(np.int64)) != 1) + 1
+    wide = positions.astype(np.int64)
+    breaks = np.flatnonzero(wide[1:] - wide[:-1] != 1) + 1
+    if not len(breaks):  # nearly always
+        return ((int(wide[0]), len(wide)),) if len(wide) else ()
     edges = [0, *breaks.tolist(), len(positions)]
     return tuple((int(positions[a]), b - a) for a, b in pairwise(edges) if b > a)
 
@@ -207,4 +210,7 @@ def expand_runs(runs: Sequence[Run]) -> np.ndarray:
     """[tokens] int32, the inverse of `runs_of`."""
     if not runs:
         return np.zeros(0, np.int32)
+    if len(runs) == 1:
+        ((first, count),) = runs
+        return np.arange(first, first + count, dtype=np.int32)
     return np.concatenate([np.arange(a, a + n, dtype=np.int32) for a, n in runs])
