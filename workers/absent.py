@@ -1,7 +1,6 @@
 """Legs that are not here: what came before their start, and what is remembered after their end."""
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from workers.api.messages import DownMessage
@@ -78,20 +77,18 @@ class Absent:
         return [] if parked is None else list(parked.messages)
 
     def next_deadline(self) -> float | None:
-        times = [*self._first(self._tombstones), *self._first(self._parked)]
+        times = [*_first(self._tombstones), *_first(self._parked)]
         return min(times, default=None)
 
     def expire(self, now: float) -> list[DownMessage]:
         """Forget what is old; returns the parked messages whose start never came."""
-        while any(expires <= now for expires in self._first(self._tombstones)):
+        while self._tombstones and next(iter(self._tombstones.values())).expires <= now:
             del self._tombstones[next(iter(self._tombstones))]
         given_up: list[DownMessage] = []
-        while any(expires <= now for expires in self._first(self._parked)):
+        while self._parked and next(iter(self._parked.values())).expires <= now:
             given_up.extend(self.unpark(next(iter(self._parked))))
         return given_up
 
-    @staticmethod
-    def _first(queue: dict[SeqId, Tombstone] | dict[SeqId, _Parked]) -> Iterator[float]:
-        for entry in queue.values():
-            yield entry.expires
-            return
+
+def _first(queue: dict[SeqId, Tombstone] | dict[SeqId, _Parked]) -> list[float]:
+    return [next(iter(queue.values())).expires] if queue else []

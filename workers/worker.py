@@ -71,7 +71,11 @@ class Worker:
 
     def handle(self, message: DownMessage, now: float) -> list[Output]:
         """Take one message. While a step runs it waits for the step's end."""
-        return self._do(lambda at: _ROWS[type(message)](self, message, at), now)
+        row = _ROWS[type(message)]
+        if self._step is None:
+            return row(self, message, now)
+        self._inbox.append(lambda at: row(self, message, at))
+        return []
 
     def begin(self, now: float) -> Step | None:
         """Choose the next step; None: nothing to compute. RuntimeError if one is running."""
@@ -104,9 +108,10 @@ class Worker:
                 self._hold_if_done(leg, result.computed.get(seq, 0), now)
                 out += self._runner.aim(leg)
         out += self._handover.computed(result.computed)
-        inbox, self._inbox = self._inbox, []
-        for call in inbox:
-            out += call(now)
+        if self._inbox:
+            inbox, self._inbox = self._inbox, []
+            for call in inbox:
+                out += call(now)
         return out + self.expire(now)
 
     def abandoned(self, request: str, epoch: int) -> None:
@@ -151,11 +156,17 @@ class Worker:
         """When to call `expire`; None: nothing to wait for, or the running step's end does it."""
         if self._step is not None:
             return None
-        gateways = {leg.gateway for leg in self._legs.values()}
-        times = [self._seen[gateway] + self._lease_s for gateway in gateways]
-        times += list(self._holds.values())[:1]
+        times = [at + self._lease_s for gateway, at in self._seen.items() if self._serves(gateway)]
+        if self._holds:
+            times.append(next(iter(self._holds.values())))  # held longest
         absent = self._absent.next_deadline()
-        return min(times if absent is None else [*times, absent], default=None)
+        if absent is not None:
+            times.append(absent)
+        return min(times, default=None)
+
+    def _serves(self, gateway: str) -> bool:
+        """Whether it has a leg here."""
+        return any(leg.start.gateway == gateway for leg in self._legs.values())
 
     def expire(self, now: float) -> list[Output]:
         """Free what nobody renewed. While a step runs this waits for its end."""
@@ -196,6 +207,10 @@ class Worker:
     def leg_count(self) -> int:
         """Legs that are here, held and paused ones too."""
         return len(self._legs)
+
+    def legs_of(self, request: str) -> int:
+        """How many of them are of this request."""
+        return sum(seq.request == request for seq in self._legs)
 
     @property
     def idle(self) -> bool:

@@ -6,6 +6,7 @@ differs as soon as the model, the cache salt or any earlier token differs.
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 CANONICAL_TOKENS = 16
@@ -13,6 +14,7 @@ _DIGEST_BYTES = 16
 _IDS = struct.Struct(f"<{CANONICAL_TOKENS}I")
 
 
+@lru_cache(maxsize=1024)
 def root_key(fingerprint: str, cache_salt: str) -> bytes:
     """The parent of a first canonical block."""
     digest = blake2b(digest_size=_DIGEST_BYTES, person=b"pdd-kv-root")

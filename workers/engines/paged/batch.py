@@ -37,14 +37,17 @@ def choose_batch(
         work = state.work(min(context, state.table.capacity * block_size))
         if work is None:
             continue
-        entry = Entry(state, *work, sample=state.samples_at(work[1]))
-        if entry.count == 1:
+        start, stop = work
+        entry = Entry(state, start, stop, state.samples_at(stop))
+        if stop - start == 1:
             decodes.append(entry)
         elif len(state.tokens) > state.spec.prompt_len:
             extends.append(entry)
         else:
             prompts.append(entry)
-    return decodes + _within_budget(extends + prompts, chunk_tokens)
+    if extends or prompts:
+        decodes += _within_budget(extends + prompts, chunk_tokens)
+    return decodes
 
 
 def _within_budget(entries: Sequence[Entry[S]], budget: int) -> list[Entry[S]]:

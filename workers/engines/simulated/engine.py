@@ -72,13 +72,16 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
         entries = self._begin()
         if not entries:
             return None
-        decodes = [entry for entry in entries if entry.count == 1]
-        duration_s = self._costs.step_s(
-            [Chunk(entry.count, entry.start) for entry in entries if entry.count > 1],
-            len(decodes),
-            sum(entry.stop for entry in decodes),
-        )
-        return SimulatedStep(tuple(entries), duration_s)
+        chunks: list[Chunk] = []
+        batch = context = 0
+        for entry in entries:
+            count = entry.count
+            if count > 1:
+                chunks.append(Chunk(count, entry.start))
+            else:
+                batch += 1
+                context += entry.stop
+        return SimulatedStep(tuple(entries), self._costs.step_s(chunks, batch, context))
 
     def finish(self, step: Step) -> StepResult:
         assert isinstance(step, SimulatedStep), "a step comes from this engine's begin"

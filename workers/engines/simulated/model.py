@@ -21,6 +21,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _POSITION = 0xD1B54A32D192ED03
 _LAYER = 0x8CB92BA72F3D8DD7
 _VALUE = 0xABC98388FB8FAC03
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's factors
+_FIRST_U64, _SECOND_U64 = np.uint64(_FIRST), np.uint64(_SECOND)
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _MASK = (1 << 64) - 1
 _FEW_TOKENS = 16  # up to here token by token is faster than one pass over an array
 _NEAR_TIE = 0.05  # two best logits nearer than this may change places on another machine
@@ -101,9 +104,9 @@ def grow_history(hashes: "array[int]", tokens: Sequence[int]) -> None:
             hashes.append(before)
         return
     positions = np.arange(start + 1, start + 1 + len(tokens), dtype=np.uint64)
-    ids = np.array(tokens, dtype=np.uint64)
+    ids = np.frombuffer(array("Q", tokens), dtype=np.uint64)
     words = _mix_all(ids * np.uint64(_GOLDEN) + positions * np.uint64(_POSITION))
-    hashes.frombytes((np.cumsum(words, dtype=np.uint64) + np.uint64(before)).tobytes())
+    hashes.frombytes((words.cumsum() + np.uint64(before)).tobytes())
 
 
 def seed_word(sampling: Sampling) -> int:
@@ -165,16 +168,18 @@ def _lanes(count: int, word: int) -> np.ndarray:
 
 def _mix(x: int) -> int:
     """splitmix64's finaliser, of a number below 2^64."""
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    x = (x ^ (x >> 30)) * _FIRST & _MASK
+    x = (x ^ (x >> 27)) * _SECOND & _MASK
     return x ^ (x >> 31)
 
 
 def _mix_all(x: np.ndarray) -> np.ndarray:
     """`_mix` of each element of a uint64 array."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
+    x = x ^ (x >> _30)
+    x *= _FIRST_U64
+    x ^= x >> _27
+    x *= _SECOND_U64
+    x ^= x >> _31
     return x
 
 
