@@ -19,7 +19,7 @@ from orchestrator.virtual.promises import Breach, Promise, defect
 from orchestrator.virtual.schedule import Schedule
 from orchestrator.virtual.setup import Setup
 from orchestrator.virtual.worker import VirtualWorker
-from workers.api.messages import UpMessage
+from workers.api.messages import Start, UpMessage
 
 
 class IdWatch:
@@ -42,8 +42,12 @@ class IdWatch:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event of a gateway's log, its time on the gateway's clock, and what the core answered."""
+    """One event of a gateway's log and what the core answered.
 
+    `at` is when, `now` the same on the gateway's own clock.
+    """
+
+    at: float
     now: float
     event: Event
     actions: list[Action]
@@ -176,10 +180,10 @@ class VirtualGateway:
         except Exception as error:
             self._breach(defect(self.name, self._schedule.now, error))
             actions = self.machine.abandon()
-        self.log.append(Entry(now, event, actions))
+        self.log.append(Entry(self._schedule.now, now, event, actions))
         for action in actions:
             self._act(action)
-        self._check(now)
+        self._check(now, actions)
         due = self.machine.next_deadline()
         if due is not None and due != self._tick_at:
             self._tick_at = due
@@ -218,13 +222,21 @@ class VirtualGateway:
 
     # ------------------------------------------------------------ promises
 
-    def _check(self, now: float) -> None:
+    def _check(self, now: float, actions: list[Action]) -> None:
         """What must be true after every event."""
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.message, Start):
+                view = self.machine.ctx.world.workers.get(action.worker)
+                if view is not None and view.tokens_booked > view.up.kv_total_tokens:
+                    seen = f"{view.tokens_booked} of {view.up.kv_total_tokens} tokens"
+                    self._broke(Promise.NOT_OVERBOOKED, f"{view.name}: {seen}")
         due = self.machine.next_deadline()
         if due is not None and due <= now:
-            seen = f"due at {due}, it is {now}"
-            at = self._schedule.now
-            self._breach(Breach(promise=Promise.FUTURE_DEADLINE, who=self.name, at=at, seen=seen))
+            self._broke(Promise.FUTURE_DEADLINE, f"due at {due}, it is {now}")
+
+    def _broke(self, promise: Promise, seen: str) -> None:
+        at = self._schedule.now
+        self._breach(Breach(promise=promise, who=self.name, at=at, seen=seen))
 
 
 def _watch(stops: tuple[str, ...]) -> StopWatch:

@@ -34,6 +34,7 @@ class World:
         self.ended: list[VirtualGateway] = []  # gateways that were killed
         self.frozen_s = [0.0] * setup.gateways  # how long each gateway's place was frozen in all
         self.accidents: dict[str, list[float]] = {}  # those under way, by kind
+        self.troubled_since: float | None = None  # when the first fault came
         self.troubled_until = 0.0  # when the last fault so far ends
         self.network = Network(
             self.schedule,
@@ -106,6 +107,12 @@ class World:
         if ask.leaves_after is not None:
             self.schedule.after(ask.leaves_after, self.leave, client.name)
         return client
+
+    def trouble(self, seconds: float) -> None:
+        """A fault begins, and lasts so long."""
+        if self.troubled_since is None:
+            self.troubled_since = self.now
+        self.troubled_until = max(self.troubled_until, self.now + seconds)
 
     def request_ended(self, request: str) -> None:
         """A client needs no more of it: its KV must be free soon, unless there is trouble."""

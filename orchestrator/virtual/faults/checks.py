@@ -4,13 +4,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 from orchestrator.state.actions import Fail, Failure, Finish, Send
+from orchestrator.state.events import (
+    Arrived,
+    WorkerDraining,
+    WorkerLost,
+    WorkerReturned,
+    WorkerUp,
+)
 from orchestrator.virtual.client import Client
 from orchestrator.virtual.faults.reference import why_wrong
 from orchestrator.virtual.gateway import VirtualGateway
 from orchestrator.virtual.promises import Breach, Promise
 from orchestrator.virtual.worker import VirtualWorker
 from orchestrator.virtual.world import World
-from workers.api.messages import Start, Stop
+from workers.api.messages import Role, Start, Stop
 
 # Added to a deadline: the ways between client, gateway and clocks that differ.
 SLACK = 1.02
@@ -26,6 +33,7 @@ def check(world: World) -> list[Breach]:
             found += _gateway(world, gateway)
     for gateway in [*world.gateways, *world.ended]:
         found += _legs(world, gateway)
+        found += _placing(world, gateway)
     for worker in world.workers.values():
         if worker.process.alive:
             found += _worker(world, worker)
@@ -92,6 +100,52 @@ def _legs(world: World, gateway: VirtualGateway) -> Iterator[Breach]:
             yield Breach(promise=Promise.STOPPED, who=who, at=world.now, seen=seen)
         if leg not in stops and gateway.process.alive:
             yield Breach(promise=Promise.STOPPED, who=who, at=world.now, seen="never stopped")
+
+
+def _placing(world: World, gateway: VirtualGateway) -> Iterator[Breach]:
+    """From the log: where legs were started, given what the gateway knew."""
+    draining: set[str] = set()
+    peaceful = True
+    for entry in gateway.log:
+        event = entry.event
+        if isinstance(event, WorkerDraining):
+            draining.add(event.worker)
+        elif isinstance(event, WorkerReturned | WorkerUp | WorkerLost):
+            draining.discard(event.worker)
+        since = world.troubled_since
+        peaceful = peaceful and (since is None or entry.at < since)
+        first: dict[Role, str] = {}  # the legs that a new request gets
+        for action in entry.actions:
+            if not isinstance(action, Send) or not isinstance(action.message, Start):
+                continue
+            start = action.message
+            if action.worker in draining:
+                seen = f"{start.role} of {start.request} to {action.worker}"
+                yield Breach(promise=Promise.DRAINED, who=gateway.name, at=entry.at, seen=seen)
+            if isinstance(event, Arrived) and start.request == event.request:
+                first[start.role] = action.worker
+        if peaceful and first and isinstance(event, Arrived):
+            wrong = _misplaced(world, event, first)
+            if wrong is not None:
+                yield Breach(promise=Promise.ROLES, who=event.request, at=entry.at, seen=wrong)
+
+
+def _misplaced(world: World, arrived: Arrived, starts: dict[Role, str]) -> str | None:
+    """Why these first legs of a request are in the wrong place; None: they are not."""
+    specs = {role: world.workers[name].spec for role, name in starts.items()}
+    for role, spec in specs.items():
+        if role not in spec.roles:
+            return f"{role} to {spec.name}"
+    prefill, relay, main = (specs.get(role) for role in (Role.PREFILL, Role.RELAY, Role.MAIN))
+    if prefill is None:
+        return "nobody prefills"
+    if relay is not None and relay.site != prefill.site:
+        return f"a relay in {relay.site}, prefill in {prefill.site}"
+    if relay is not None and (main is None or main.site == prefill.site):
+        return "a relay without a line to hide"
+    if arrived.limit > 1 and main is None:
+        return "nobody decodes"
+    return None
 
 
 def _worker(world: World, worker: VirtualWorker) -> Iterator[Breach]:

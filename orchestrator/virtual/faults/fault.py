@@ -53,7 +53,7 @@ class Fault:
 
 def inject(world: World, fault: Fault) -> None:
     """Do it to a world, now."""
-    world.troubled_until = max(world.troubled_until, world.now + fault.seconds)
+    world.trouble(fault.seconds)
     INJECT[fault.kind](world, fault)
 
 
