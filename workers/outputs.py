@@ -1,14 +1,14 @@
 """What a worker's pure core asks its server to do."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from transport.base import StreamId
 from workers.api.messages import UpMessage
 from workers.engines.base import SeqId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Up:
+class Up(NamedTuple):
     """Send a message up the token stream of one gateway; None: of every gateway."""
 
     gateway: str | None

@@ -69,8 +69,7 @@ class KVSlice:
     data: np.ndarray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(NamedTuple):
     """One sampled token, already appended to its sequence."""
 
     seq: SeqId
@@ -79,8 +78,7 @@ class Sample:
     margin: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What a step did: samples, and the new `computed` of every sequence it worked on."""
 
     samples: tuple[Sample, ...]

@@ -133,7 +133,7 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
 
     def _write_bits(self, state: SimulatedSequence, kv: KVSlice, tokens: np.ndarray) -> None:
         own = self._read_bits(state, kv.layer, Part(kv.part), kv.start, kv.stop)
-        if not np.array_equal(kv.data, own):
+        if kv.data.tobytes() != own.tobytes():
             raise ValueError(
                 f"{kv.part} of layer {kv.layer}, tokens [{kv.start}, {kv.stop}): not what this "
                 "engine would have computed"

@@ -30,6 +30,7 @@ _NEAR_TIE = 0.05  # two best logits nearer than this may change places on anothe
 # A bfloat16 with a random sign, three random exponent bits and a random mantissa, like real KV.
 _KEPT_BITS = np.uint64(0x83FF_83FF_83FF_83FF)
 _SET_BITS = np.uint64(0x3C00_3C00_3C00_3C00)
+_BFLOAT16 = np.dtype("<u2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,17 +152,15 @@ def kv_bits(model: SimulatedModel, hashes: "array[int]", layer: int, part: Part)
     width = model.kv_heads * model.head_size
     word = (model.seed + _LAYER * (layer + 1) + (_VALUE if part is Part.VALUE else 0)) & _MASK
     keys = _mix_all(np.frombuffer(hashes, dtype=np.uint64) ^ np.uint64(word))
-    bits = keys[:, None] ^ _lanes(-(-width // 4), word)
-    bits &= _KEPT_BITS
-    bits |= _SET_BITS
-    rows = bits.view("<u2")[:, :width]
+    keys &= _KEPT_BITS
+    rows = (keys[:, None] ^ _lanes(-(-width // 4), word)).view(_BFLOAT16)[:, :width]
     return np.ascontiguousarray(rows).reshape(len(keys), model.kv_heads, model.head_size)
 
 
 @lru_cache(maxsize=1024)
 def _lanes(count: int, word: int) -> np.ndarray:
     """What tells the lanes of four elements of one token's KV apart. [count] uint64, read-only."""
-    lanes = _mix_all(np.arange(count, dtype=np.uint64) + np.uint64(word))
+    lanes = _mix_all(np.arange(count, dtype=np.uint64) + np.uint64(word)) & _KEPT_BITS | _SET_BITS
     lanes.flags.writeable = False
     return lanes
 
