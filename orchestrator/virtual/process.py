@@ -57,7 +57,9 @@ class Process:
 
     def after(self, delay_s: float, call: Call, *args: Any) -> None:
         """Call in `delay_s` of its own time."""
-        self.alarm(self.time() + delay_s, call, *args)
+        due = self.time() + delay_s
+        when = (due - self._offset_s) / self._rate
+        self.schedule.at(when, self._ring, self.life, due, call, args)
 
     def _ring(self, life: int, due: float, call: Call, args: tuple[Any, ...]) -> None:
         if life == self.life and self.alive:

@@ -24,12 +24,17 @@ class Schedule:
     def after(self, delay_s: float, call: Call, *args: Any) -> None:
         self.at(self.now + delay_s, call, *args)
 
-    def next_at(self) -> float | None:
-        """When the next call is due; None: nothing is planned."""
-        return self._heap[0][0] if self._heap else None
+    def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:
+        """Make the calls that are due up to `until`, or until `stop` says so after one of them.
 
-    def step(self) -> None:
-        """Make the next call. Raises IndexError when nothing is planned."""
-        self.now, _, call, args = heapq.heappop(self._heap)
-        self.done += 1
-        call(*args)
+        Whether it was stopped; the time is `until` if it was not.
+        """
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, call, args = heapq.heappop(heap)
+            self.done += 1
+            call(*args)
+            if stop is not None and stop():
+                return True
+        self.now = max(self.now, until)
+        return False

@@ -61,15 +61,9 @@ class World:
     def now(self) -> float:
         return self.schedule.now
 
-    def run(self, until: float, *, stop: Callable[[], bool] = lambda: False) -> bool:
+    def run(self, until: float, *, stop: Callable[[], bool] | None = None) -> bool:
         """Run to a time, or until `stop` says so after some call; whether it did."""
-        schedule = self.schedule
-        while (due := schedule.next_at()) is not None and due <= until:
-            schedule.step()
-            if stop():
-                return True
-        schedule.now = max(schedule.now, until)
-        return stop()
+        return self.schedule.run(until, stop) or (stop is not None and stop())
 
     def settle(self, most_s: float) -> bool:
         """Run until all is quiet, for at most so long; whether it is."""

@@ -130,9 +130,7 @@ class KVWorld:
 
     def run(self, until: float) -> None:
         """Let time pass."""
-        while (at := self.schedule.next_at()) is not None and at <= until:
-            self.schedule.step()
-        self.schedule.now = max(self.schedule.now, until)
+        self.schedule.run(until)
 
     def landed(self, request: str, target: str = "b") -> bool:
         return bool(self.hosts[target].told(Landed, request))
