@@ -21,6 +21,8 @@ from orchestrator.virtual.setup import Setup
 from orchestrator.virtual.worker import VirtualWorker
 from workers.api.messages import Start, UpMessage
 
+LAPSE_S = 0.1  # so long after its time a lease may be seen to have lapsed
+
 
 class IdWatch:
     """A stop watch over token ids: the stop string "7,8" matches the ids 7, 8 in a row."""
@@ -67,9 +69,11 @@ class VirtualGateway:
     ) -> None:
         self.name = name
         core = setup.core
-        # Every life runs on the clock of the machine it is started on: named by its place.
-        clock = setup.clocks.get(name.split("/")[0], ClockError())
-        self.process = Process(name, core.gateway_site, schedule, clock)
+        # Every life is on the same machine, with its clock and its line: named by its place.
+        place = name.split("/")[0]
+        self.process = Process(
+            place, core.gateway_site, schedule, setup.clocks.get(place, ClockError())
+        )
         self.process.start()
         self.machine = Machine(replace(core, gateway=name), _watch)
         self.members = Members(frozenset())
@@ -84,6 +88,8 @@ class VirtualGateway:
         self._unreachable_s = core.deadlines.silence
         self._tick_at: float | None = None
         self._lease_at: float | None = None
+        self._lease_s = setup.lease_s
+        self._renewed: dict[str, float] = {}  # when each site's lease was renewed last
         self._to_flush: dict[str, VirtualChannel] = {}
         self._flushing = False
         for a in setup.sites:
@@ -119,6 +125,7 @@ class VirtualGateway:
             changes = self.leases.renew(report, self.process.time())
         except LeaseRefused:
             return
+        self._renewed[report.site] = self.process.time()
         self._change(changes)
 
     def news(self, worker: str, news: Iterable[News]) -> None:
@@ -227,7 +234,11 @@ class VirtualGateway:
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, Start):
                 view = self.machine.ctx.world.workers.get(action.worker)
-                if view is not None and view.tokens_booked > view.up.kv_total_tokens:
+                if view is None:
+                    continue
+                if now > self._renewed[view.site] + self._lease_s + LAPSE_S:
+                    self._broke(Promise.LEASED, f"{view.name}, renewed {self._renewed[view.site]}")
+                if view.tokens_booked > view.up.kv_total_tokens:
                     seen = f"{view.tokens_booked} of {view.up.kv_total_tokens} tokens"
                     self._broke(Promise.NOT_OVERBOOKED, f"{view.name}: {seen}")
         due = self.machine.next_deadline()
