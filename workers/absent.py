@@ -1,6 +1,7 @@
 """Legs that are not here: what came before their start, and what is remembered after their end."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from workers.api.messages import DownMessage
@@ -90,5 +91,5 @@ class Absent:
         return given_up
 
 
-def _first(queue: dict[SeqId, Tombstone] | dict[SeqId, _Parked]) -> list[float]:
+def _first(queue: Mapping[SeqId, Tombstone | _Parked]) -> list[float]:
     return [next(iter(queue.values())).expires] if queue else []

@@ -106,7 +106,8 @@ def _accept(ctx: Context, req: Request, leg: Leg, run: TokenRun, skip: int, now:
     leg.accepted += len(ids)
     _account(req, leg, start, len(ids), now)
     if leg.role is not Role.PREFILL:
-        leg.sent = start + len(ids)  # it knows its own tokens, and by their history those before them
+        # It knows its own tokens, and by their history those before them.
+        leg.sent = start + len(ids)
     if first and leg.role is Role.MAIN:
         # Rule 2: main is the authority now; every other leg ends, prefill's hold included.
         for other in [o for o in req.legs.values() if o is not leg]:

@@ -1,6 +1,7 @@
 """Everything that is due at a time: per request and per leg, with what happens then."""
 
 from collections.abc import Callable
+from math import inf
 
 from orchestrator.lifecycle import handover, release
 from orchestrator.lifecycle.context import Context
@@ -21,10 +22,15 @@ def next_due(ctx: Context, req: Request) -> float | None:
     """When this request wants to be looked at again; None once it is over."""
     if req.over:
         return None
-    times = [at for at, _ in _request_dues(ctx, req)]
+    soonest = inf
+    for at, _ in _request_dues(ctx, req):
+        if at < soonest:
+            soonest = at
     for leg in req.legs.values():
-        times += [at for at, _ in _leg_dues(ctx, req, leg)]
-    return min(times)
+        for at, _ in _leg_dues(ctx, req, leg):
+            if at < soonest:
+                soonest = at
+    return soonest
 
 
 def expire(ctx: Context, req: Request, now: float) -> None:
@@ -59,7 +65,7 @@ def _leg_dues(ctx: Context, req: Request, leg: Leg) -> list[tuple[float, LegAct]
             return []
         resync_at = _resync_due(leg, leg.opened_at)
         return [(leg.opened_at + limits.prefill, _lose), (resync_at, ask_again)]
-    if not leg.landed:
+    if leg.landed_at is None:
         moving_since = _moving_since(req, leg)
         if moving_since is None:
             return []
@@ -69,7 +75,7 @@ def _leg_dues(ctx: Context, req: Request, leg: Leg) -> list[tuple[float, LegAct]
         return []
     if leg.role is Role.RELAY and leg.paused:
         return _paused_dues(ctx, leg)
-    landed_at = max(leg.landed_at or 0.0, req.account.first_token_at or 0.0)
+    landed_at = max(leg.landed_at, req.account.first_token_at or 0.0)
     dues: list[tuple[float, LegAct]] = []
     if leg.spoke_at is None:
         dues.append((landed_at + limits.first_token, _lose))

@@ -212,7 +212,12 @@ class Request:
 
     def joint_phase(self) -> Phase:
         """Where the live legs say that the request stands."""
-        main, relay = self.leg(Role.MAIN), self.leg(Role.RELAY)
+        main = relay = None
+        for leg in self.legs.values():
+            if leg.role is Role.MAIN:
+                main = leg
+            elif leg.role is Role.RELAY:
+                relay = leg
         return JOINT[self._token_track(main, relay), _kv_track(main)]
 
     def _token_track(self, main: Leg | None, relay: Leg | None) -> TokenTrack:

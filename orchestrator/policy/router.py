@@ -147,19 +147,14 @@ def _ordered(world: World) -> list[WorkerView]:
     return [world.workers[name] for name in sorted(world.workers)]
 
 
-def _may(w: WorkerView, role: Role, ask: Ask) -> bool:
-    return ask.any_role or role in w.up.roles
-
-
 def _decisions(
     ask: Ask, world: World, live: list[WorkerView], *, only_with_room: bool
 ) -> Iterator[Decision]:
     need_main = main_reserve(ask)
+    live = [w for w in live if ask.tokens + ask.remaining <= w.up.max_context]
 
     def able(w: WorkerView, role: Role, tokens: int) -> bool:
-        if not _may(w, role, ask) or tokens > w.up.kv_total_tokens:
-            return False
-        if ask.tokens + ask.remaining > w.up.max_context:
+        if not (ask.any_role or role in w.up.roles) or tokens > w.up.kv_total_tokens:
             return False
         return w.has_room(tokens) if only_with_room else True
 
@@ -167,12 +162,13 @@ def _decisions(
         (w for w in live if able(w, Role.PREFILL, ask.tokens)),
         lambda w: (_prefill_s(ask, w), w.name),
     )
-    for p in prefills:
-        mains = [w for w in live if able(w, Role.MAIN, need_main)]
-        if ask.remaining <= 1:
+    if ask.remaining <= 1:
+        for p in prefills:
             yield _predict(ask, world, p, None, p)  # its own token is the last one
-            continue
-        need_relay = relay_reserve(ask, 16)
+        return
+    mains = [w for w in live if able(w, Role.MAIN, need_main)]
+    need_relay = relay_reserve(ask, 16)
+    for p in prefills:
         relays = [
             w
             for w in live
@@ -184,10 +180,8 @@ def _decisions(
         local = [m for m in mains if m.site == p.site]
         if p in local and _both_fit(p, ask.tokens + need_main, only_with_room):
             yield _predict(ask, world, p, None, p)
-        yield from (
-            _predict(ask, world, p, None, m)
-            for m in _lightest(ask, [m for m in local if m is not p])
-        )
+        for m in _lightest(ask, [m for m in local if m is not p]):
+            yield _predict(ask, world, p, None, m)
         for m in _lightest(ask, [m for m in mains if m.site != p.site]):
             if world.link(p.site, m.site) is None:
                 continue

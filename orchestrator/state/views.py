@@ -26,7 +26,7 @@ class Booking:
     prefill_tokens: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WorkerView:
     """One worker as this gateway knows it. The totals are those of `bookings`.
 
@@ -34,6 +34,8 @@ class WorkerView:
     """
 
     up: WorkerUp
+    name: str = field(init=False)
+    site: str = field(init=False)
     load: Load | None = None
     draining: bool = False
     bookings: dict[LegId, Booking] = field(default_factory=dict, init=False)
@@ -41,13 +43,8 @@ class WorkerView:
     tokens_booked: int = field(default=0, init=False)
     prefill_queue_tokens: int = field(default=0, init=False)
 
-    @property
-    def name(self) -> str:
-        return self.up.worker
-
-    @property
-    def site(self) -> str:
-        return self.up.site
+    def __post_init__(self) -> None:
+        self.name, self.site = self.up.worker, self.up.site
 
     def book(self, leg: LegId, booking: Booking) -> None:
         """Enter what a leg takes; an earlier entry of the same leg is struck out."""

@@ -139,7 +139,7 @@ _ALL = (
         "5",
         "a lost pause is not repeated",
         L + "deadlines",
-        ("if leg.pause_at is None:", "if False:"),
+        ("if relay.pause_at is None:", "if False:"),
     ),
     # ------------------------------------------------ 6: silence
     _m(
@@ -385,7 +385,7 @@ _ALL = (
     _m("13", "no deadline for KV", L + "deadlines", ("+ limits.kv,", "+ 1e9,")),
     _m("13", "no deadline for first tokens", L + "deadlines", ("+ limits.first_token,", "+ 1e9,")),
     _m("13", "no deadline for silence", L + "deadlines", ("+ limits.silence,", "+ 1e9,")),
-    _m("13", "no deadline for the cut", L + "deadlines", ("+ limits.cut,", "+ 1e9,")),
+    _m("13", "no deadline for the cut", L + "deadlines", ("+ ctx.config.deadlines.cut,", "+ 1e9,")),
     _m("13", "no deadline for the queue", L + "deadlines", ("+ limits.queue,", "+ 1e9,")),
     _m("13", "no deadline for the request", L + "deadlines", ("+ limits.request,", "+ 1e9,")),
     _m(
@@ -398,7 +398,7 @@ _ALL = (
         "13",
         "a late KV is not given to the relay",
         L + "deadlines",
-        ("            req.relay_finishes = True\n", "            pass\n"),
+        ("        req.relay_finishes = True\n", "        pass\n"),
     ),
     # ------------------------------------------------ how catch-up ends
     _m(
