@@ -116,13 +116,14 @@ def _recoveries(client: Client) -> int:
 
 def _spread(scenario: Scenario, tasks: Sequence[range], faults: bool, jobs: int) -> Iterator[Tally]:
     if jobs <= 1:
-        yield from (_live(scenario, task, faults) for task in tasks)
+        yield from (live(scenario, task, faults) for task in tasks)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(_live, *zip(*((scenario, task, faults) for task in tasks), strict=True))
+        yield from pool.map(live, *zip(*((scenario, task, faults) for task in tasks), strict=True))
 
 
-def _live(scenario: Scenario, seeds: range, faults: bool) -> Tally:
+def live(scenario: Scenario, seeds: range, faults: bool = True) -> Tally:
+    """Live through some seeds in this process; with `faults` False without their faults."""
     tally = Tally()
     began = time.process_time()
     with _quiet_logs(), _rare_collections():

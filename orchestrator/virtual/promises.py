@@ -20,6 +20,7 @@ class Promise(StrEnum):
     STOPPED = "every leg is started at most once and stopped"
     ROLES = "before any trouble a leg goes where its role and route belong"
     DRAINED = "a draining worker gets no new leg"
+    LEASED = "a site whose lease has lapsed gets no new leg"
     NOT_OVERBOOKED = "no worker's memory is promised twice"
     FUTURE_DEADLINE = "every deadline lies in the future"
     PHASES = "the phase is what both tracks say"

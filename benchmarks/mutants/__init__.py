@@ -1,0 +1,1 @@
+"""Rules of the product, each broken once on purpose: what notices?"""

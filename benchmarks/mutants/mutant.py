@@ -1,0 +1,69 @@
+"""A mutant: a rule broken by replacing text in one module, while Python imports it."""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`edits`: text that occurs once in the module, and what stands there instead.
+
+    `exempt`: why the seeds of `pdd bench faults` cannot notice it; None: they must.
+    """
+
+    rule: str
+    name: str
+    module: str
+    edits: tuple[tuple[str, str], ...]
+    exempt: str | None = None
+
+
+def source_path(module: str) -> Path:
+    """Where a module of ours lies."""
+    return ROOT / (module.replace(".", "/") + ".py")
+
+
+def mutate(mutant: Mutant) -> str:
+    """The module's source with the mutant in it. LookupError: the list is out of date."""
+    source = source_path(mutant.module).read_text(encoding="utf-8")
+    for old, new in mutant.edits:
+        if source.count(old) != 1:
+            raise LookupError(f"{mutant.name}: {old!r} occurs {source.count(old)} times")
+        source = source.replace(old, new)
+    return source
+
+
+class MutantLoader(importlib.machinery.SourceFileLoader):
+    """Loads one module with the mutant's source; never from or into a cache."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        super().__init__(mutant.module, str(source_path(mutant.module)))
+        self._source = mutate(mutant)
+
+    def get_code(self, fullname: str) -> object:
+        return compile(self._source, self.path, "exec", dont_inherit=True)
+
+
+class MutantFinder(importlib.abc.MetaPathFinder):
+    """Finds the mutant's module before anyone else does."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(self, name: str, path: object, target: object = None) -> object:
+        if name != self._mutant.module:
+            return None
+        return importlib.util.spec_from_loader(name, MutantLoader(self._mutant))
+
+
+def install(mutant: Mutant) -> None:
+    """Break the rule in this process. RuntimeError when its module was imported already."""
+    if mutant.module in sys.modules:
+        raise RuntimeError(f"{mutant.module} is imported already")
+    sys.meta_path.insert(0, MutantFinder(mutant))
