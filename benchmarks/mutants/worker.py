@@ -120,8 +120,10 @@ WORKER = (
         "blocks of a running leg are given away",
         "kv.pool",
         (
-            "        self._references[block] -= 1\n        if self._references[block] == 0:\n            if",
-            "        self._references[block] = 0\n        if self._references[block] == 0:\n            if",
+            "        self._references[block] -= 1\n"
+            "        if self._references[block] == 0:\n            if",
+            "        self._references[block] = 0\n"
+            "        if self._references[block] == 0:\n            if",
         ),
     ),
     _m(
