@@ -1,7 +1,7 @@
 """Choosing what one step works on."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from workers.engines.paged.sequence import PagedSequence
@@ -31,33 +31,29 @@ def choose_batch(
     Extends go before prompts because somebody is waiting in the middle of an answer.
     """
     decodes: list[Entry[S]] = []
-    extends: list[Entry[S]] = []
-    prompts: list[Entry[S]] = []
+    extends: list[tuple[S, int, int]] = []
+    prompts: list[tuple[S, int, int]] = []
     for state in states:
         work = state.work(min(context, state.table.capacity * block_size))
         if work is None:
             continue
         start, stop = work
-        entry = Entry(state, start, stop, state.samples_at(stop))
         if stop - start == 1:
-            decodes.append(entry)
+            decodes.append(Entry(state, start, stop, state.samples_at(stop)))
         elif len(state.tokens) > state.spec.prompt_len:
-            extends.append(entry)
+            extends.append((state, start, stop))
         else:
-            prompts.append(entry)
-    if extends or prompts:
-        decodes += _within_budget(extends + prompts, chunk_tokens)
-    return decodes
+            prompts.append((state, start, stop))
+    return decodes + _within_budget(extends + prompts, chunk_tokens)
 
 
-def _within_budget(entries: Sequence[Entry[S]], budget: int) -> list[Entry[S]]:
-    """The first entries whose tokens fit in `budget`; the last one may be cut to a chunk."""
-    chosen = []
-    for entry in entries:
+def _within_budget(parts: Sequence[tuple[S, int, int]], budget: int) -> list[Entry[S]]:
+    """The first parts whose tokens fit in `budget`; the last one may be cut to a chunk."""
+    chosen: list[Entry[S]] = []
+    for state, start, stop in parts:
         if budget == 0:
             break
-        if entry.count > budget:
-            entry = replace(entry, stop=entry.start + budget, sample=False)
-        chosen.append(entry)
-        budget -= entry.count
+        end = min(stop, start + budget)
+        chosen.append(Entry(state, start, end, end == stop and state.samples_at(stop)))
+        budget -= end - start
     return chosen
