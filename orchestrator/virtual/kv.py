@@ -152,14 +152,16 @@ class KVPlane:
         self._plan()
 
     def _plan(self) -> None:
-        """One alarm for all; one that rings too early finds nothing due and plans again.
+        """One alarm for all, no later than the first deadline; too early, it plans again.
 
-        Whoever sets a deadline nearer than NEAR_S says so; so if an alarm comes as soon as that,
-        no other need be looked for.
+        Whoever sets a deadline nearer than NEAR_S says so, and when the alarm rings all are looked
+        at; so if one rings as soon as that, there is no need to look now.
         """
         wake_at = self._wake_at
-        if wake_at is not None and wake_at <= self._host.process.time() + NEAR_S:
-            return
+        if wake_at is None or wake_at > self._host.process.time() + NEAR_S:
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
         times = [outlet.next_deadline() for outlet in self._outlets.values()]
         times.append(self._inlet.next_deadline())
         due = min((t for t in times if t is not None), default=None)
@@ -180,6 +182,7 @@ class KVPlane:
             outlet.expire(now)
         self._inlet.expire(now)
         self._settle()
+        self._look_at_all()
 
 
 class Inlet:

@@ -1,15 +1,18 @@
 """KV between virtual workers: the transport's real machines, and whatever happens to a line."""
 
+from random import Random
+
 import pytest
 
 from orchestrator.virtual import kv_pipe
 from orchestrator.virtual.kv_pipe import Pipe, damaged, read
 from orchestrator.virtual.network import Accidents
 from tests.orchestrator.virtual.kv_faults import Trouble
-from tests.orchestrator.virtual.kv_rig import KVWorld
+from tests.orchestrator.virtual.kv_rig import COSTS, KVWorld
 from tests.workers.worker_rig import MODEL
 from transport.base import StreamId
 from transport.frames import Data, Finish, FrameError
+from transport.framing import encode
 from transport.receiver import RESUME_S as RECEIVER_RESUME_S
 from transport.sender import RESUME_S
 from transport.wire import SILENCE_S
@@ -44,6 +47,15 @@ def test_a_stream_arrives_intact(world: KVWorld):
     world.check_nothing_is_left([("a", "b", stream)])
 
 
+def test_what_a_step_computed_is_sent_at_its_end(world: KVWorld):
+    world.transfer("r", 600)
+    prefill_s = 600 / COSTS.prefill_tokens_per_s
+    world.run(prefill_s - 0.05)
+    assert world.hosts["a"].kv.sent_bytes > 400 * TOKEN_BYTES
+    world.run(prefill_s + 0.05)
+    assert world.landed("r")
+
+
 def test_kv_takes_its_time_on_the_line():
     world = KVWorld(bytes_per_s=SLOW)
     world.transfer("r", 600)
@@ -63,6 +75,9 @@ def test_a_small_stream_is_not_held_up_behind_a_large_one():
     world.run(6.0)
     assert world.landed("small")
     assert not world.landed("large")
+    world.run(20.0)
+    assert world.landed("large")
+    assert not world.failed("large")
 
 
 def test_what_crossed_before_a_reset_is_not_sent_again():
@@ -73,8 +88,55 @@ def test_what_crossed_before_a_reset_is_not_sent_again():
     assert world.landed("r")
     plane = world.hosts["a"].kv
     assert plane.sent_bytes - plane.resent_bytes == 600 * TOKEN_BYTES
-    assert 0 < plane.resent_bytes < 300 * TOKEN_BYTES
+    assert 0 < plane.resent_bytes < 150 * TOKEN_BYTES
     world.check_nothing_is_left([("a", "b", stream)])
+
+
+def test_a_lost_done_is_said_again(world: KVWorld):
+    stream = world.transfer("r", 100)
+    assert world.schedule.run(1.0, lambda: world.landed("r"))
+    for connection in list(world.hosts["a"].process.connections):
+        connection.reset("cut by the test")
+    assert not world.hosts["a"].kv.idle
+    world.run(world.schedule.now + 1.0)
+    assert not world.failed("r")
+    world.check_nothing_is_left([("a", "b", stream)])
+
+
+def test_a_line_that_breaks_all_the_time_is_given_up():
+    world, stream = under_way()
+    world.network.accidents = Accidents(lost=0.9)
+    world.run(2.0 + RESUME_S + 1.0)
+    assert world.failed("r")
+    world.run(40.0)
+    assert world.hosts["b"].told(KVFailed, "r")
+    world.check_nothing_is_left([("a", "b", stream)])
+
+
+def test_a_damaged_piece_costs_the_connection_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    world, stream = under_way()
+    write = Pipe.write
+
+    def hurt(pipe: Pipe, end, frames) -> None:
+        if any(isinstance(frame, Data) for frame in frames):
+            monkeypatch.setattr(kv_pipe.Pipe, "write", write)
+            monkeypatch.setattr(kv_pipe, "damaged", flip_a_bit_of_the_body)
+            world.network.accidents = Accidents(corrupt=1.0)
+        write(pipe, end, frames)
+        world.network.accidents = Accidents()
+
+    monkeypatch.setattr(kv_pipe.Pipe, "write", hurt)
+    world.run(7.0)
+    assert world.landed("r")
+    assert not world.failed("r")
+    assert 0 < world.hosts["a"].kv.resent_bytes < 150 * TOKEN_BYTES
+    world.check_nothing_is_left([("a", "b", stream)])
+
+
+def flip_a_bit_of_the_body(frame: Data, random: Random) -> bytes:
+    raw = bytearray(b"".join(map(bytes, encode(frame))))
+    raw[-1] ^= 1
+    return bytes(raw)
 
 
 @pytest.mark.parametrize("ends", [("x", "y"), ("y", "x")])
@@ -148,6 +210,17 @@ def test_a_killed_receiver_breaks_the_stream_and_knows_nothing_of_it():
     assert world.failed("r")
     world.run(30.0)
     world.check_nothing_is_left([("a", "b", stream)])
+
+
+def test_a_receiver_that_is_gone_is_given_up_in_time():
+    world, _ = under_way()
+    world.hosts["b"].process.kill()
+    world.run(2.0 + RESUME_S - 0.5)
+    assert not world.failed("r")
+    world.run(2.0 + RESUME_S + 0.5)
+    (reason,) = world.failed("r")
+    assert "refused" in reason
+    assert world.hosts["a"].kv.idle
 
 
 def test_a_killed_sender_is_given_up_in_time():
