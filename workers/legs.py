@@ -138,7 +138,7 @@ class Leg:
         if self._detailed:
             self.details[index] = sample
         self._extend((sample.token,))
-        self.applied = len(self.own)
+        self.applied = index + 1
         return self._run(index, index + 1)
 
     def runs(self, start: int) -> list[TokenRun]:

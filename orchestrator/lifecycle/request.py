@@ -18,6 +18,7 @@ STEP_WEIGHT = 0.2
 TRUSTED_GAPS = 4
 # The handoff's gap is looked for among this many tokens on either side of main's first.
 NEAR_HANDOFF = 8
+NONE_LOST = dict.fromkeys(Role, 0)
 
 
 class StopWatch(Protocol):
@@ -144,6 +145,7 @@ class Request:
     arrived_at: float
     watch: StopWatch | None
     prefix: tuple[bytes, ...]
+    name: str = field(init=False)
     phase: Phase = Phase.QUEUED
     decision: Decision | None = None
     law: Law = field(default_factory=Law)
@@ -151,7 +153,7 @@ class Request:
     next_epoch: int = 0
     excluded: set[str] = field(default_factory=set)
     failed_sources: set[int] = field(default_factory=set)  # legs whose KV did not arrive
-    lost: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    lost: dict[Role, int] = field(default_factory=NONE_LOST.copy)
     restarts: int = 0
     refused: bool = False  # what it lacks was refused, not lost
     relay_finishes: bool = False  # no further main is tried; the relay brings the request home
@@ -163,9 +165,8 @@ class Request:
     waiting_since: float | None = None  # no place was found since then
     retry_at: float | None = None  # when to look again for what could not be placed
 
-    @property
-    def name(self) -> str:
-        return self.spec.request
+    def __post_init__(self) -> None:
+        self.name = self.spec.request
 
     @property
     def limit(self) -> int:

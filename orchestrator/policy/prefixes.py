@@ -1,22 +1,22 @@
 """What the gateway knows of each worker's cached prefixes: hashes of 16-token blocks, bounded."""
 
-import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 BLOCK = 16
 
 
 def block_hashes(ids: Sequence[int], cache_salt: str) -> tuple[bytes, ...]:
     """Chained hashes of the complete canonical blocks of `ids`; the salt starts the chain."""
-    parent = hashlib.blake2b(cache_salt.encode(), digest_size=16).digest()
+    parent = blake2b(cache_salt.encode(), digest_size=16).digest()
     words = array("I", ids)
     size = BLOCK * words.itemsize
     raw = words.tobytes()
     hashes = []
     for start in range(0, len(raw) - size + 1, size):
-        parent = hashlib.blake2b(parent + raw[start : start + size], digest_size=16).digest()
+        parent = blake2b(parent + raw[start : start + size], digest_size=16).digest()
         hashes.append(parent)
     return tuple(hashes)
 
@@ -32,8 +32,10 @@ class PrefixBook:
         """`worker` has computed or received these blocks."""
         seen = self._seen.setdefault(worker, OrderedDict())
         for h in hashes:
-            seen[h] = None
-            seen.move_to_end(h)
+            if h in seen:
+                seen.move_to_end(h)
+            else:
+                seen[h] = None
         while len(seen) > self._limit:
             seen.popitem(last=False)
 
