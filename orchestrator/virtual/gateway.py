@@ -236,7 +236,8 @@ class VirtualGateway:
                 view = self.machine.ctx.world.workers.get(action.worker)
                 if view is None:
                     continue
-                if now > self._renewed[view.site] + self._lease_s + LAPSE_S:
+                lapsed = now > self._renewed[view.site] + self._lease_s + LAPSE_S
+                if lapsed and self._schedule.now > self.process.thawed_at + LAPSE_S:
                     self._broke(Promise.LEASED, f"{view.name}, renewed {self._renewed[view.site]}")
                 if view.tokens_booked > view.up.kv_total_tokens:
                     seen = f"{view.tokens_booked} of {view.up.kv_total_tokens} tokens"

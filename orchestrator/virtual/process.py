@@ -36,6 +36,7 @@ class Process:
         self.life = 0
         self.alive = False
         self.frozen = False
+        self.thawed_at = 0.0
         self.connections: dict[Connection, None] = {}  # in the order they were opened
         self._offset_s, self._rate = clock.offset_s, clock.rate
         self._latest = 0.0
@@ -95,6 +96,7 @@ class Process:
         if not self.frozen:
             return
         self.frozen = False
+        self.thawed_at = self.schedule.now
         while self._waiting and not self.frozen and self.alive:
             call, args = self._waiting.pop(0)
             call(*args)

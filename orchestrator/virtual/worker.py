@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 HEARTBEAT_S = 1.0
 CHUNK_TOKENS = 64
-# A sequence that is nobody's: what else may sit in a pool's memory.
-HOG = SeqId("memory", 0)
 
 Hear = Callable[[Connection, "Hello | Sequence[UpMessage]"], None]
 
@@ -93,6 +91,7 @@ class VirtualWorker:
         self._step: Step | None = None
         self._cancelled: set[SeqId] = set()
         self._wake_at: float | None = None
+        self._filled = 0
         self.process.after(HEARTBEAT_S, self._beat)
 
     @property
@@ -250,13 +249,17 @@ class VirtualWorker:
 
     # ------------------------------------------------------------ memory
 
-    def fill(self, share: float) -> None:
-        """Something else takes this share of the pool's free tokens."""
+    def fill(self, share: float) -> SeqId | None:
+        """Something else takes this share of the pool's free tokens; None: there are none."""
         tokens = int(self.engine.kv_free_tokens() * share)
-        if tokens > 0:
-            spec = SequenceSpec(tokens=(3,), prompt_len=1, reserve=tokens, sampling=Sampling())
-            self.engine.open(HOG, spec, reuse=False)
+        if tokens == 0:
+            return None
+        self._filled += 1
+        other = SeqId("memory", self._filled)
+        spec = SequenceSpec(tokens=(3,), prompt_len=1, reserve=tokens, sampling=Sampling())
+        self.engine.open(other, spec, reuse=False)
+        return other
 
-    def give_back(self) -> None:
+    def give_back(self, other: SeqId) -> None:
         """The memory that `fill` took is free again."""
-        self.engine.close(HOG)
+        self.engine.close(other)

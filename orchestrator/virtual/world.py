@@ -23,11 +23,13 @@ FREE_S = 1.0
 class World:
     """Runs calls in order of (time, number). Built, it has begun: at time 0 all processes start.
 
-    `breaches` collects broken promises as they are seen; `promises.check` adds those of the end.
+    `mild`: nothing will be done to it that may cost a deadline. `breaches` collects broken
+    promises as they are seen; `faults.checks` adds those that show at the end.
     """
 
-    def __init__(self, setup: Setup, *, seed: int = 0) -> None:
+    def __init__(self, setup: Setup, *, seed: int = 0, mild: bool = False) -> None:
         self.setup = setup
+        self.mild = mild
         self.schedule = Schedule()
         self.breaches: list[Breach] = []
         self.clients: dict[str, Client] = {}

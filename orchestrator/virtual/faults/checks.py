@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from orchestrator.state.actions import Fail, Failure, Finish, Send
 from orchestrator.state.events import (
@@ -16,11 +17,13 @@ from orchestrator.virtual.faults.reference import why_wrong
 from orchestrator.virtual.gateway import VirtualGateway
 from orchestrator.virtual.promises import Breach, Promise
 from orchestrator.virtual.worker import VirtualWorker
-from orchestrator.virtual.world import World
+from orchestrator.virtual.world import PEACE_S, World
 from workers.api.messages import Role, Start, Stop
 
 # Added to a deadline: the ways between client, gateway and clocks that differ.
 SLACK = 1.02
+# The longest wait between two tokens after a small accident: a few rounds of asking again.
+FLOW_S = 2.0
 
 
 def check(world: World) -> list[Breach]:
@@ -44,6 +47,9 @@ def _client(world: World, client: Client) -> Iterator[Breach]:
     def breach(promise: Promise, seen: str) -> Breach:
         return Breach(promise=promise, who=client.name, at=world.now, seen=seen)
 
+    longest_s = max((b - a for a, b in pairwise(client.times)), default=0.0)
+    if world.mild and longest_s > FLOW_S:
+        yield breach(Promise.FLOWS, f"{longest_s:.1f} s between two tokens")
     wrong = why_wrong(world.setup, client)
     if wrong is not None:
         yield breach(Promise.RIGHT_TOKENS, wrong)
@@ -60,15 +66,27 @@ def _client(world: World, client: Client) -> Iterator[Breach]:
         counted = client.end.summary.completion_tokens
         if counted != len(client.ids):
             yield breach(Promise.COUNTS, f"{counted} counted, {len(client.ids)} came")
+        recoveries = client.end.summary.recoveries
+        peaceful = world.troubled_since is None or client.ended_at < world.troubled_since
+        if recoveries and peaceful:
+            yield breach(Promise.NO_LOSS, f"{recoveries} legs")
     elif isinstance(client.end, Fail) and client.end.failure is Failure.INTERNAL:
         yield breach(Promise.NO_DEFECT, client.end.message)
 
 
 def _gateway(world: World, gateway: VirtualGateway) -> Iterator[Breach]:
-    def breach(seen: str) -> Breach:
-        return Breach(promise=Promise.BOOKS, who=gateway.name, at=world.now, seen=seen)
+    def breach(seen: str, promise: Promise = Promise.BOOKS) -> Breach:
+        return Breach(promise=promise, who=gateway.name, at=world.now, seen=seen)
 
     machine = gateway.machine
+    spent = {k: n for k, n in machine.ctx.counts.items() if k.endswith(("_late", "_lost"))}
+    if world.mild and spent:
+        yield breach(str(spent), Promise.NO_STALL)
+    if world.now > world.troubled_until + PEACE_S:
+        for name, member in gateway.members.by_name.items():
+            process = world.workers[name].process
+            if member.hello is not None and member.hello.pid != process.life:
+                yield breach(f"{name}: {member.hello.pid}, it is {process.life}", Promise.KNOWN)
     if machine.requests or machine.queued:
         yield breach(f"requests {sorted(machine.requests)}, {machine.queued} queued")
     if machine.next_deadline() is not None:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.virtual.network import Accidents
+from orchestrator.virtual.worker import VirtualWorker
 from orchestrator.virtual.world import World
+from workers.engines.base import SeqId
 
 
 class Kind(StrEnum):
@@ -26,6 +28,20 @@ class Kind(StrEnum):
     CORRUPT = "corrupt"
     MEMORY = "memory"
     CLOCK = "clock"
+
+
+# Accidents that must not cost any deadline, if they are rare and the line is fast.
+MILD = frozenset(
+    {
+        Kind.RESET,
+        Kind.REPEAT,
+        Kind.DELAY,
+        Kind.CORRUPT,
+        Kind.CLOCK,
+        Kind.KILL_AGENT,
+        Kind.FREEZE_AGENT,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,16 +136,15 @@ def _set_accident(accidents: Accidents, name: str, under_way: list[float]) -> No
 
 def _memory(world: World, fault: Fault) -> None:
     worker = world.workers[fault.target]
-    if worker.process.alive:
-        worker.fill(fault.amount)
+    taken = worker.fill(fault.amount) if worker.process.alive else None
+    if taken is not None:
         life = worker.process.life
-        world.schedule.after(fault.seconds, _give_back, world, fault.target, life)
+        world.schedule.after(fault.seconds, _give_back, worker, life, taken)
 
 
-def _give_back(world: World, name: str, life: int) -> None:
-    worker = world.workers[name]
+def _give_back(worker: VirtualWorker, life: int, taken: SeqId) -> None:
     if worker.process.life == life:
-        worker.give_back()
+        worker.give_back(taken)
 
 
 def _clock(world: World, fault: Fault) -> None:

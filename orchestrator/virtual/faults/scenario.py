@@ -43,13 +43,16 @@ class Line(Strict):
 class Faults(Strict):
     """`least` to `most` faults within `over`, each kind as often as its weight says.
 
-    `back_after`: when what was killed is started again. `chances`: of loss, repetition and
-    corruption, per message. `memory`: the share of a pool that something else takes.
+    `mild`: the share of cases with nothing but small accidents on the fastest line, which must
+    cost no deadline. `back_after`: when what was killed is started again. `chances`: of loss,
+    repetition and corruption, per message. `memory`: the share of a pool that something else
+    takes.
     """
 
     least: Count
     most: Count
     over: PositiveSeconds
+    mild: Share
     lasting: tuple[PositiveSeconds, ...] = Field(min_length=1, strict=False)
     back_after: tuple[PositiveSeconds, ...] = Field(min_length=1, strict=False)
     chances: tuple[Share, ...] = Field(min_length=1, strict=False)
