@@ -1,12 +1,10 @@
-"""Rigs and deployments whose invariants are checked when the test has ended."""
+"""Rigs whose invariants are checked when the test has ended."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.orchestrator.lifecycle.machine_rig import MachineRig
-from tests.orchestrator.lifecycle.story import MakeWorld, new_world
-from tests.orchestrator.lifecycle.virtual import Deployment
 
 
 @pytest.fixture
@@ -27,18 +25,3 @@ def make_rig() -> Iterator[Callable[..., MachineRig]]:
 def rig(make_rig: Callable[..., MachineRig]) -> MachineRig:
     """Two sites, catch-up, nothing has happened yet."""
     return make_rig()
-
-
-@pytest.fixture
-def make_world() -> Iterator[MakeWorld]:
-    """Makes deployments; each is checked at the end, when it has become quiet."""
-    worlds: list[Deployment] = []
-
-    def make(*args: object, **fields: object) -> Deployment:
-        worlds.append(new_world(*args, **fields))  # type: ignore[arg-type]
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.run()
-        world.check()

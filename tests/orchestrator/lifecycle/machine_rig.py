@@ -22,7 +22,7 @@ from orchestrator.state.events import (
     WorkerLost,
     WorkerUp,
 )
-from tests.orchestrator.lifecycle.virtual import IdWatch
+from orchestrator.virtual.gateway import IdWatch
 from workers.api.history import EMPTY_HISTORY, extend_history
 from workers.api.messages import (
     Feed,

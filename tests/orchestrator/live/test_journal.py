@@ -14,12 +14,14 @@ from orchestrator.lifecycle.parity import Entry, feed
 from orchestrator.live.journal import FLUSH_S, Header, Journal, JournalError, read_journal
 from orchestrator.state.config import CoreConfig
 from orchestrator.state.events import Arrived
-from tests.orchestrator.lifecycle.chaos import troubled
-from tests.orchestrator.lifecycle.virtual import IdWatch
+from orchestrator.virtual.faults.cases import play
+from orchestrator.virtual.gateway import IdWatch
+from tests.orchestrator.virtual.troubled import config_of, everything, recorded
 
-WORLD = troubled(7)
-HEADER = Header(model="smollm2-135m", config=WORLD.config)
-ENTRIES = [Entry(at=at, event=event, actions=tuple(acts)) for at, event, acts in WORLD.log]
+WORLD = play(everything())
+CONFIG = config_of(WORLD, WORLD.gateways[0])
+HEADER = Header(model="smollm2-135m", config=CONFIG)
+ENTRIES = recorded(WORLD.gateways[0])
 
 
 @dataclass
@@ -189,7 +191,7 @@ def test_a_journal_that_is_not_there(path: Path) -> None:
 # ------------------------------------------------------------ feeding it again
 
 
-def fed(entries: list[Entry], config: CoreConfig = WORLD.config) -> int | None:
+def fed(entries: list[Entry], config: CoreConfig = CONFIG) -> int | None:
     """The number of the first entry that a fresh machine answers otherwise."""
     found = feed(config, IdWatch, entries)
     assert found.events == len(entries)
@@ -223,7 +225,7 @@ def test_one_changed_action_is_found() -> None:
 def test_one_dropped_action_is_found() -> None:
     at = answered()[5]
     less = replace(ENTRIES[at], actions=ENTRIES[at].actions[:-1])
-    found = feed(WORLD.config, IdWatch, [*ENTRIES[:at], less])
+    found = feed(CONFIG, IdWatch, [*ENTRIES[:at], less])
     assert found.first_difference is not None
     assert found.first_difference.answered == ENTRIES[at].actions
     assert found.first_difference.entry == less
@@ -243,7 +245,7 @@ def test_another_time_is_found() -> None:
 
 
 def test_another_configuration_is_found() -> None:
-    assert fed(ENTRIES, replace(WORLD.config, gateway="another")) is not None
+    assert fed(ENTRIES, replace(CONFIG, gateway="another")) is not None
 
 
 def test_a_defect_of_the_fresh_machine_is_told() -> None:
@@ -252,7 +254,7 @@ def test_a_defect_of_the_fresh_machine_is_told() -> None:
 
     event = Arrived(request="r", prompt_ids=(1,), limit=1, stop_strings=("x",))
     end = Entry(at=0.0, event=event, actions=ENTRIES[answered()[0]].actions)
-    found = feed(WORLD.config, no_watch, [end]).first_difference
+    found = feed(CONFIG, no_watch, [end]).first_difference
     assert found is not None
     assert found.defect == "RuntimeError: no stop strings today"
 
