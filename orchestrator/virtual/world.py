@@ -181,6 +181,7 @@ class World:
 
     def processes(self) -> list[Process]:
         """All processes that are there now, in a fixed order."""
+        owners: list[VirtualWorker | VirtualAgent | VirtualGateway]
         owners = [*self.workers.values(), *self.agents.values(), *self.gateways]
         return [owner.process for owner in owners]
 
