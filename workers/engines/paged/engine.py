@@ -280,7 +280,8 @@ class PagedEngine(ABC, Generic[S]):
             raise ValueError(
                 f"data {kv.data.dtype}{list(kv.data.shape)}, expected {self._bits}{list(shape)}"
             )
-        if not np.array_equal(kv.positions, np.arange(kv.start, kv.stop)):
+        expected = np.arange(kv.start, kv.stop)
+        if kv.positions.shape != expected.shape or (kv.positions != expected).any():
             raise ValueError(f"positions of tokens [{kv.start}, {kv.stop}) are not theirs")
 
     def _blocks_for(self, tokens: int) -> int:

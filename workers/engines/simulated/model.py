@@ -68,7 +68,12 @@ class SimulatedModel:
 
     @property
     def seed(self) -> int:
-        return zlib.crc32(self.name.encode()) << 16
+        return _name_word(self.name)
+
+
+@lru_cache(maxsize=1024)
+def _name_word(name: str) -> int:
+    return zlib.crc32(name.encode()) << 16
 
 
 class Choice(NamedTuple):
