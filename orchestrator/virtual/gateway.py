@@ -9,8 +9,8 @@ from orchestrator.membership.leases import Change, Draining, Left, Present, Site
 from orchestrator.membership.members import Members
 from orchestrator.membership.reach import Lost, News
 from orchestrator.membership.reports import LeaseRefused, Report
-from orchestrator.state.actions import Action, Fail, Finish, Send
-from orchestrator.state.events import ClientGone, Event, LinkMeasured, Ticked
+from orchestrator.state.actions import Action, Send
+from orchestrator.state.events import ClientGone, Event, Heard, LinkMeasured, Ticked
 from orchestrator.virtual.channel import VirtualChannel
 from orchestrator.virtual.client import Client
 from orchestrator.virtual.network import Network
@@ -114,7 +114,8 @@ class VirtualGateway:
 
     def leave(self, client: Client) -> None:
         """A client closed its connection."""
-        if self.clients.pop(client.name, None) is not None:
+        if client.end is None:
+            del self.clients[client.name]
             self.tell(ClientGone(request=client.name))
 
     # ------------------------------------------------------------ agents and workers
@@ -190,7 +191,7 @@ class VirtualGateway:
         self.log.append(Entry(self._schedule.now, now, event, actions))
         for action in actions:
             self._act(action)
-        self._check(now, actions)
+        self._check(now, event, actions)
         due = self.machine.next_deadline()
         if due is not None and due != self._tick_at:
             self._tick_at = due
@@ -211,8 +212,8 @@ class VirtualGateway:
         client = self.clients.get(action.request)
         if client is not None:
             client.take(action, self._schedule.now)
-            if isinstance(action, Finish | Fail):
-                del self.clients[action.request]
+        else:
+            self._broke(Promise.ENDS_ONCE, f"{action.request} had left: {type(action).__name__}")
 
     def _flush_soon(self, worker: str, channel: VirtualChannel) -> None:
         """All that one turn of the loop has for a worker travels together."""
@@ -229,8 +230,12 @@ class VirtualGateway:
 
     # ------------------------------------------------------------ promises
 
-    def _check(self, now: float, actions: list[Action]) -> None:
+    def _check(self, now: float, event: Event, actions: list[Action]) -> None:
         """What must be true after every event."""
+        about = event.message if isinstance(event, Heard) else event
+        req = self.machine.requests.get(getattr(about, "request", ""))
+        if req is not None and req.phase is not req.joint_phase():
+            self._broke(Promise.PHASES, f"{req.name}: {req.phase}, it is {req.joint_phase()}")
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, Start):
                 view = self.machine.ctx.world.workers.get(action.worker)
