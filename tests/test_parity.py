@@ -11,7 +11,13 @@ from orchestrator.virtual.faults.cases import play
 from orchestrator.virtual.faults.fault import Kind
 from orchestrator.virtual.gateway import IdWatch
 from orchestrator.virtual.world import World
-from tests.orchestrator.virtual.troubled import case_of, config_of, everything, gateways, recorded
+from tests.orchestrator.virtual.faults.troubled import (
+    case_of,
+    config_of,
+    everything,
+    gateways,
+    recorded,
+)
 
 EVERYTHING = -1  # in place of a seed: the case that has a fault of every kind
 SEEDS = [EVERYTHING, 3, 7, 14, 21, 36, 40]

@@ -20,7 +20,7 @@ from tests.orchestrator.lifecycle.mutant_list import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = "tests/orchestrator/lifecycle"
-VIRTUAL = "tests/orchestrator/virtual"
+STORIES = "tests/orchestrator/virtual/stories"
 # In the order in which they are asked; the first failure ends a mutant's run.
 TESTS = (
     f"{HERE}/test_request.py",
@@ -30,11 +30,11 @@ TESTS = (
     f"{HERE}/test_cases_deadlines.py",
     f"{HERE}/test_cases_queue.py",
     "tests/orchestrator/policy",
-    f"{VIRTUAL}/test_stories.py",
-    f"{VIRTUAL}/test_stories_faults.py",
-    f"{VIRTUAL}/test_handoff_gap.py",
+    f"{STORIES}/test_stories.py",
+    f"{STORIES}/test_stories_faults.py",
+    f"{STORIES}/test_handoff_gap.py",
     f"{HERE}/test_properties.py",
-    f"{VIRTUAL}/test_seeds.py",
+    "tests/orchestrator/virtual/faults/test_seeds.py",
 )
 VARIABLE = "PDD_MUTANT"
 TIMEOUT_S = 20  # of one test: a mutant may also be caught by hanging

@@ -16,7 +16,7 @@ from orchestrator.state.config import CoreConfig
 from orchestrator.state.events import Arrived
 from orchestrator.virtual.faults.cases import play
 from orchestrator.virtual.gateway import IdWatch
-from tests.orchestrator.virtual.troubled import config_of, everything, recorded
+from tests.orchestrator.virtual.faults.troubled import config_of, everything, recorded
 
 WORLD = play(everything())
 CONFIG = config_of(WORLD, WORLD.gateways[0])

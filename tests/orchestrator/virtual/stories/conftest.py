@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.orchestrator.virtual.story_world import MakeStory, Story, new_story
+from tests.orchestrator.virtual.stories.story_world import MakeStory, Story, new_story
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from orchestrator.state.actions import Fail, Failure
 from orchestrator.state.config import Deadlines
 from orchestrator.state.events import HandoffMode, Reconnected, Route, WorkerLost
 from orchestrator.virtual.client import Client
-from tests.orchestrator.virtual.story_world import (
+from tests.orchestrator.virtual.stories.story_world import (
     ANYWHERE,
     GATEWAY,
     HAMI,
@@ -290,6 +290,7 @@ def test_a_restarted_worker_has_lost_its_legs(make_story: MakeStory) -> None:
 
 def test_kv_path_stalled_the_relay_finishes(make_story: MakeStory) -> None:
     story = make_story(kv_s=300.0, deadlines=Deadlines(kv=2.0, request=120.0))
+    story.world.trouble(0.0)  # a line that is too slow costs main legs
     client = story.ask(limit=80)
     assert story.served(client, limit=80).handoff_index is None
     assert story.counts["kv_late"] >= 1

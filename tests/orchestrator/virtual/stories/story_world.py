@@ -213,7 +213,8 @@ class Story:
     def check(self) -> None:
         """When all is quiet, no promise was broken."""
         self.settle()
-        assert check(self.world) == []
+        breaches = check(self.world)
+        assert not breaches, "\n".join(map(str, breaches))
 
 
 MakeStory = Callable[..., Story]

@@ -12,7 +12,7 @@ from orchestrator.lifecycle.phases import Phase
 from orchestrator.state.actions import Finish
 from orchestrator.state.events import HandoffMode, Heard, Route
 from orchestrator.virtual.setup import Ask
-from tests.orchestrator.virtual.story_world import (
+from tests.orchestrator.virtual.stories.story_world import (
     M0,
     M1,
     P0,

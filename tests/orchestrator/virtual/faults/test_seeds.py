@@ -12,7 +12,7 @@ from orchestrator.virtual.client import Client
 from orchestrator.virtual.faults.cases import play
 from orchestrator.virtual.faults.checks import check
 from orchestrator.virtual.world import World
-from tests.orchestrator.virtual.troubled import case_of, gateways
+from tests.orchestrator.virtual.faults.troubled import case_of, gateways
 
 SEEDS = 40
 

@@ -3,7 +3,7 @@
 from orchestrator.state.actions import Fail, Failure, Finish
 from orchestrator.virtual.faults.checks import check
 from orchestrator.virtual.promises import Promise
-from tests.orchestrator.virtual.story_world import TWO_SITES, new_story
+from tests.orchestrator.virtual.stories.story_world import TWO_SITES, new_story
 
 
 class Unwritable(list[tuple[int, float]]):

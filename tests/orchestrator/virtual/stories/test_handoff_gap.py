@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.state.config import Deadlines
 from orchestrator.state.events import HandoffMode, Heard
-from tests.orchestrator.virtual.story_world import (
+from tests.orchestrator.virtual.stories.story_world import (
     HAMI,
     M0,
     P0,

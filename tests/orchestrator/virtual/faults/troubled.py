@@ -14,7 +14,7 @@ from orchestrator.virtual.faults.scenario import Scenario, load_scenario
 from orchestrator.virtual.gateway import VirtualGateway
 from orchestrator.virtual.setup import Ask, Setup
 from orchestrator.virtual.world import World
-from tests.orchestrator.virtual.story_world import (
+from tests.orchestrator.virtual.stories.story_world import (
     ANYWHERE,
     HAMI,
     M0,
