@@ -95,10 +95,7 @@ MEMBERSHIP = (
     _m(
         "a draining worker that comes up is not told of",
         "members",
-        (
-            "        return [up, WorkerDraining(worker=worker)] if member.draining else [up]\n",
-            "        return [up]\n",
-        ),
+        ("                draining=member.draining,\n", ""),
     ),
     _m(
         "a lost worker is sent more than stops",

@@ -241,7 +241,7 @@ class Machine:
     def _worker_up(self, event: WorkerUp, now: float) -> None:
         if event.worker in self.ctx.world.workers:
             self._drop_worker(event.worker, now)
-        self.ctx.world.workers[event.worker] = WorkerView(up=event)
+        self.ctx.world.workers[event.worker] = WorkerView(up=event, draining=event.draining)
         self.ctx.room_made = True
 
     def _worker_lost(self, event: WorkerLost, now: float) -> None:

@@ -119,14 +119,16 @@ class Members:
 
     def _came_up(self, worker: str, member: Member, hello: Hello) -> list[Event]:
         member.hello = hello
-        up = WorkerUp(
-            worker=worker,
-            site=member.site,
-            pool=member.pool,
-            roles=member.roles,
-            slots=hello.slots,
-            max_context=hello.max_context,
-            kv_total_tokens=hello.kv_total_tokens,
-            kv_bytes_per_token=hello.kv_bytes_per_token,
-        )
-        return [up, WorkerDraining(worker=worker)] if member.draining else [up]
+        return [
+            WorkerUp(
+                worker=worker,
+                site=member.site,
+                pool=member.pool,
+                roles=member.roles,
+                slots=hello.slots,
+                max_context=hello.max_context,
+                kv_total_tokens=hello.kv_total_tokens,
+                kv_bytes_per_token=hello.kv_bytes_per_token,
+                draining=member.draining,
+            )
+        ]

@@ -59,7 +59,10 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerUp:
-    """A worker can take legs: new, restarted (its legs are gone) or reachable again."""
+    """A worker is there: new, restarted (its legs are gone) or reachable again.
+
+    It can take legs, unless it is `draining`.
+    """
 
     worker: str
     site: str
@@ -69,6 +72,7 @@ class WorkerUp:
     max_context: int
     kv_total_tokens: int
     kv_bytes_per_token: int
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,8 @@ def _placing(world: World, gateway: VirtualGateway) -> Iterator[Breach]:
             draining.add(event.worker)
         elif isinstance(event, WorkerReturned | WorkerUp | WorkerLost):
             draining.discard(event.worker)
+            if isinstance(event, WorkerUp) and event.draining:
+                draining.add(event.worker)
         since = world.troubled_since
         peaceful = peaceful and (since is None or entry.at < since)
         first: dict[Role, str] = {}  # the legs that a new request gets

@@ -253,6 +253,15 @@ def test_a_restarted_worker_that_drained_takes_legs_again(rig: MachineRig) -> No
     assert (M, "m0") in starts(rig.arrive())
 
 
+def test_a_worker_that_comes_up_draining_takes_no_legs(make_rig: MakeRig) -> None:
+    """Its site's lease has lapsed; whoever waits must not be let in before that is known."""
+    rig = make_rig(SPARES)
+    rig.tell(replace(rig.machine.ctx.world.workers["m0"].up, draining=True))
+    assert (M, "m1") in starts(rig.arrive())
+    rig.tell(WorkerReturned(worker="m0"))
+    assert (M, "m0") in starts(rig.arrive("again"))
+
+
 def test_a_lost_worker_that_was_lost_before_changes_nothing(rig: MachineRig) -> None:
     rig.to_phase(Phase.RELAY)
     rig.lose("m0")

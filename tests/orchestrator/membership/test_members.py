@@ -1,5 +1,7 @@
 """News of workers become the machine's events."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.membership.members import Members
@@ -85,7 +87,7 @@ def test_draining_is_told_once_and_again_to_a_machine_that_forgot(members: Membe
     assert members.drain(NAME) == draining
     assert members.drain(NAME) == []
     members.learn(NAME, Lost(reason="silent"))
-    assert members.learn(NAME, CameUp(hello=HELLO)) == [UP, *draining]
+    assert members.learn(NAME, CameUp(hello=HELLO)) == [replace(UP, draining=True)]
     assert members.revive(NAME) == [WorkerReturned(worker=NAME)]
     assert members.revive(NAME) == []
 
