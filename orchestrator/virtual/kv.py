@@ -16,7 +16,7 @@ from transport.sender import RESUME_S as SENDER_RESUME_S
 from transport.sender import Sender
 from transport.wire import HANDSHAKE_S, PING_EVERY_S, SILENCE_S
 from workers import imports
-from workers.engines.simulated.engine import SimulatedEngine
+from workers.engines.simulated.engine import SimulatedEngine, WrongKV
 from workers.exports import Exports
 from workers.outputs import OpenStream, Output
 from workers.worker import Worker
@@ -39,6 +39,9 @@ class Host(Protocol):
 
     def look(self, call: Callable[[Worker, float], T]) -> T:
         """Ask the core, without touching the engine."""
+
+    def wrong_kv(self, stream: StreamId, error: WrongKV) -> None:
+        """Checksums let pass what is not the KV of its tokens."""
 
 
 class KVPlane:
@@ -287,6 +290,9 @@ class Inlet:
         try:
             check()
             imports.put(self._host.engine, frame.stream, decode_slice(frame))
+        except WrongKV as error:
+            self._host.wrong_kv(frame.stream, error)
+            return error
         except (FrameError, ValueError) as error:
             return error
         return None

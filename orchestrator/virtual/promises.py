@@ -14,6 +14,7 @@ class Promise(StrEnum):
     ENDS_ONCE = "nothing is told after the end"
     COUNTS = "the account fits the tokens"
     BOOKS = "the books hold nothing that no request stands for"
+    INTACT = "KV arrives intact or not at all"
     KV_FREE = "no KV outlives its request or its lease"
     FREE_SOON = "in peace a request's KV is free within a second of its end"
     STREAMS_END = "no KV stream outlives its request"

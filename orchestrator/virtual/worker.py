@@ -8,13 +8,14 @@ from orchestrator.membership.reports import Hello
 from orchestrator.virtual.kv import KVPlane
 from orchestrator.virtual.network import Connection, Network
 from orchestrator.virtual.process import ClockError, Process
-from orchestrator.virtual.promises import Breach, defect
+from orchestrator.virtual.promises import Breach, Promise, defect
 from orchestrator.virtual.schedule import Schedule
 from orchestrator.virtual.setup import Setup, WorkerSpec
-from workers.api.messages import DownMessage, Load, Sampling, Stop, TokenRun, UpMessage
+from transport.base import StreamId
+from workers.api.messages import DownMessage, Sampling, Stop, TokenRun, UpMessage
 from workers.costs import MeasuredCosts
 from workers.engines.base import SeqId, SequenceSpec, Step
-from workers.engines.simulated.engine import SimulatedEngine
+from workers.engines.simulated.engine import SimulatedEngine, WrongKV
 from workers.engines.simulated.model import SimulatedModel
 from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
 from workers.recent import RecentAnswers
@@ -145,6 +146,11 @@ class VirtualWorker:
         """Ask the core something that does not touch the engine."""
         return call(self.core, self.process.time())
 
+    def wrong_kv(self, stream: StreamId, error: WrongKV) -> None:
+        """KV came that is not its tokens'."""
+        at = self.process.schedule.now
+        self._breach(Breach(promise=Promise.INTACT, who=stream.request, at=at, seen=str(error)))
+
     # ------------------------------------------------------------ steps
 
     def _turn(self, call: Callable[[], Sequence[Output]]) -> None:
@@ -199,7 +205,7 @@ class VirtualWorker:
                 gateway = output.gateway
                 for to in self._streams if gateway is None else (gateway,):
                     lines.setdefault(to, []).append(output.message)
-                if gateway is not None and not isinstance(output.message, TokenRun | Load):
+                if gateway is not None:
                     self._recent.note(gateway, output.message, now)
             elif isinstance(output, OpenStream):
                 self.kv.open(output)

@@ -16,7 +16,7 @@ from workers.api.info import Part
 from workers.api.messages import DownMessage, KVFailed, KVStats, Landed, Role, Sampling, Stop
 from workers.costs import MeasuredCosts
 from workers.engines.base import SeqId, SequenceSpec, Step
-from workers.engines.simulated.engine import SimulatedEngine
+from workers.engines.simulated.engine import SimulatedEngine, WrongKV
 from workers.exports import as_slice
 from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
 from workers.worker import Worker
@@ -54,6 +54,9 @@ class Host:
 
     def look(self, call: Callable[[Worker, float], T]) -> T:
         return call(self.core, self.process.time())
+
+    def wrong_kv(self, stream: StreamId, error: WrongKV) -> None:
+        raise AssertionError(f"{stream}: {error}")
 
     def told(self, kind: type[T], request: str) -> list[T]:
         """What this worker, in all its lives, said of a request."""

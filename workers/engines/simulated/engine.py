@@ -22,6 +22,10 @@ from workers.engines.simulated.model import (
 from workers.engines.simulated.sequence import SimulatedSequence
 
 
+class WrongKV(ValueError):
+    """KV came that the model would not have computed for these tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
     """A chosen batch and the time it is modelled to take; see `Engine.begin`."""
@@ -134,7 +138,7 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
     def _write_bits(self, state: SimulatedSequence, kv: KVSlice, tokens: np.ndarray) -> None:
         own = self._read_bits(state, kv.layer, Part(kv.part), kv.start, kv.stop)
         if kv.data.tobytes() != own.tobytes():
-            raise ValueError(
+            raise WrongKV(
                 f"{kv.part} of layer {kv.layer}, tokens [{kv.start}, {kv.stop}): not what this "
                 "engine would have computed"
             )
