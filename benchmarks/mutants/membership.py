@@ -13,7 +13,10 @@ MEMBERSHIP = (
     _m(
         "a restart is taken for a reconnection",
         "reach",
-        ("        if self._pid == hello.pid:\n", "        if self._pid is not None:\n"),
+        (
+            "        if self._incarnation == hello.incarnation:\n",
+            "        if self._incarnation is not None:\n",
+        ),
     ),
     _m(
         "a restart loses nothing",

@@ -52,9 +52,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a worker's process says of itself when its token stream opens."""
+    """What a worker's process says of itself when its token stream opens.
+
+    `incarnation` is drawn anew by every process; pids come again, in containers always the same.
+    """
 
     worker: str
+    incarnation: str
     pid: int
     slots: int
     max_context: int
@@ -68,6 +72,7 @@ def read_hello(body: Any) -> Hello:
         info = body["info"]
         hello = Hello(
             worker=body["worker"],
+            incarnation=body["incarnation"],
             pid=body["pid"],
             slots=body["slots"],
             max_context=info["max_context"],
@@ -79,6 +84,8 @@ def read_hello(body: Any) -> Hello:
     numbers = (hello.pid, hello.slots, hello.max_context, hello.kv_total_tokens)
     if not all(type(n) is int and n > 0 for n in (*numbers, hello.kv_bytes_per_token)):
         raise WireError("not a hello: its numbers must be whole and above 0")
+    if type(hello.incarnation) is not str or not hello.incarnation:
+        raise WireError("not a hello: its incarnation must be text")
     return hello
 
 

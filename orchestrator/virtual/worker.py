@@ -79,9 +79,10 @@ class VirtualWorker:
             spec.name, self.engine, slots=spec.slots, hold_s=setup.hold_s, lease_s=setup.lease_s
         )
         self.kv = KVPlane(self, self._network, self._find)
-        self._hello = Hello(
+        self.hello = Hello(
             worker=spec.name,
-            pid=self.process.life,
+            incarnation=f"life {self.process.life}",
+            pid=1,  # as in a container
             slots=spec.slots,
             max_context=self.engine.info.max_context,
             kv_total_tokens=self.engine.info.kv_total_tokens,
@@ -125,7 +126,7 @@ class VirtualWorker:
         if older is not None:
             older[0].close(self.process, "the gateway opened another token stream")
         self._streams[gateway] = connection, hear
-        connection.send(self.process, hear, connection, self._hello)
+        connection.send(self.process, hear, connection, self.hello)
         recent = self._recent.recent(gateway, now)
         if recent:
             self._say(gateway, recent)

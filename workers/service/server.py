@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,7 @@ class WorkerServer:
             "pool": config.pool,
             "roles": list(config.roles),
             "slots": config.slots,
+            "incarnation": secrets.token_hex(8),
             "pid": os.getpid(),
             "http_port": config.http_port,
             "kv_port": config.kv_port,

@@ -84,9 +84,9 @@ def _gateway(world: World, gateway: VirtualGateway) -> Iterator[Breach]:
         yield breach(str(spent), Promise.NO_STALL)
     if world.now > world.troubled_until + PEACE_S:
         for name, member in gateway.members.by_name.items():
-            process = world.workers[name].process
-            if member.hello is not None and member.hello.pid != process.life:
-                yield breach(f"{name}: {member.hello.pid}, it is {process.life}", Promise.KNOWN)
+            now = world.workers[name].hello.incarnation
+            if member.hello is not None and member.hello.incarnation != now:
+                yield breach(f"{name}: {member.hello.incarnation}, now {now}", Promise.KNOWN)
     if machine.requests or machine.queued:
         yield breach(f"requests {sorted(machine.requests)}, {machine.queued} queued")
     if machine.next_deadline() is not None:

@@ -51,6 +51,7 @@ class Peer:
     def hello(self) -> dict[str, Any]:
         return {
             "worker": self.name,
+            "incarnation": f"process {self.pid}",
             "pid": self.pid,
             "slots": 4,
             "kv_bytes_per_token": 128,

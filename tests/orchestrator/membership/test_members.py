@@ -22,6 +22,7 @@ NAME = "hami/relay/0"
 ROLES = frozenset({Role.RELAY})
 HELLO = Hello(
     worker=NAME,
+    incarnation="first",
     pid=100,
     slots=4,
     max_context=512,

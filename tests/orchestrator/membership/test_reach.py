@@ -19,10 +19,11 @@ NAME = "hami/relay/0"
 UNREACHABLE_S = 20.0
 
 
-def hello(pid: int = 100, worker: str = NAME) -> Hello:
+def hello(process: int = 100, worker: str = NAME) -> Hello:
     return Hello(
         worker=worker,
-        pid=pid,
+        incarnation=f"process {process}",
+        pid=1,  # as in a container
         slots=4,
         max_context=512,
         kv_total_tokens=2048,

@@ -27,6 +27,7 @@ H0 = {
 S0 = H0 | {"name": "shenzhen/q/0", "pool": "q"}
 HELLO = {
     "worker": "hami/p/0",
+    "incarnation": "first",
     "pid": 100,
     "slots": 4,
     "kv_bytes_per_token": 128,
@@ -50,6 +51,7 @@ def test_a_report_is_read_with_what_the_gateway_needs() -> None:
 def test_a_hello_is_read() -> None:
     assert read_hello(HELLO) == Hello(
         worker="hami/p/0",
+        incarnation="first",
         pid=100,
         slots=4,
         max_context=512,
@@ -67,6 +69,8 @@ def test_a_hello_is_read() -> None:
         (HELLO | {"info": None}, "TypeError"),
         (HELLO | {"pid": "100"}, "whole and above 0"),
         (HELLO | {"pid": True}, "whole and above 0"),
+        (HELLO | {"incarnation": ""}, "must be text"),
+        (HELLO | {"incarnation": 7}, "must be text"),
         (HELLO | {"slots": 0}, "whole and above 0"),
         (HELLO | {"kv_bytes_per_token": None}, "whole and above 0"),
     ],
