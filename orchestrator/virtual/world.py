@@ -1,6 +1,7 @@
 """A whole deployment in virtual time; everything random in it comes from one seed."""
 
 from collections.abc import Callable
+from math import inf
 from random import Random
 
 from orchestrator.virtual.agent import VirtualAgent
@@ -37,7 +38,7 @@ class World:
         self.frozen_s = [0.0] * setup.gateways  # how long each gateway's place was frozen in all
         self.accidents: dict[str, list[float]] = {}  # those under way, by kind
         self.troubled_since: float | None = None  # when the first fault came
-        self.troubled_until = 0.0  # when the last fault so far ends
+        self.troubled_until = -inf  # when the last fault so far ends
         self.network = Network(
             self.schedule,
             Random(seed),
