@@ -24,7 +24,7 @@ from workers.worker import Worker
 T = TypeVar("T")
 
 HEARTBEAT_S = 1.0
-CHUNK_TOKENS = 64
+CHUNK_TOKENS = 128
 
 Hear = Callable[[Connection, "Hello | Sequence[UpMessage]"], None]
 
@@ -155,15 +155,18 @@ class VirtualWorker:
     # ------------------------------------------------------------ steps
 
     def _turn(self, call: Callable[[], Sequence[Output]]) -> None:
-        """Do something with the core, carry out what comes of it, begin a step or set a timer.
+        """Do something with the core, and what is due; then see `_go_on`."""
+        self._go_on(lambda: [*call(), *self.core.expire(self.process.time())])
+
+    def _go_on(self, call: Callable[[], Sequence[Output]]) -> None:
+        """Carry out what comes of a call to the core; then begin a step, or set a timer.
 
         A core that raises cannot be trusted any more: its process ends, as a real one does.
         """
-        now = self.process.time()
         try:
-            self._carry_out([*call(), *self.core.expire(now)])
+            self._carry_out(call())
             if self._step is None and self.process.alive:
-                self._begin(now)
+                self._begin(self.process.time())
         except Exception as error:
             self._breach(defect(self.spec.name, self.process.schedule.now, error))
             self.process.kill()
@@ -189,7 +192,7 @@ class VirtualWorker:
             return  # it was cut short
         self._step = None
         self._cancelled.clear()
-        self._turn(lambda: self.core.finish(step, self.process.time()))
+        self._go_on(lambda: self.core.finish(step, self.process.time()))
 
     def _cancel(self, seq: SeqId) -> None:
         self.core.abandoned(seq.request, seq.epoch)
