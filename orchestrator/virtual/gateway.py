@@ -1,7 +1,8 @@
 """A gateway process in virtual time: the machine, the members, the site leases."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from orchestrator.lifecycle.machine import Machine
 from orchestrator.lifecycle.request import StopWatch
@@ -42,8 +43,7 @@ class IdWatch:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One event of a gateway's log and what the core answered.
 
     `at` is when, `now` the same on the gateway's own clock.

@@ -145,7 +145,7 @@ def _setup(scenario: Scenario, rng: Random) -> Setup:
 
 def _asks(load: Load, setup: Setup, rng: Random) -> list[Ask]:
     # Few more often than many: what goes wrong mostly needs no crowd.
-    count = load.least + int((load.most - load.least + 1) * rng.random() ** 3)
+    count = load.least + int((load.most - load.least + 1) * rng.random() ** 5)
     burst_at = READY_S + rng.random() * load.over if rng.random() < load.bursts else None
     prefix = tuple(rng.randrange(3, setup.vocab_size) for _ in range(max(load.prompts)))
     asks = []

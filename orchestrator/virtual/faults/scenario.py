@@ -7,11 +7,13 @@ from pydantic import Field, model_validator
 
 from orchestrator.topology.schema import Positive, PositiveSeconds, Rate, Seconds, Strict
 from orchestrator.topology.strict import load_model
-from orchestrator.virtual.faults.fault import Kind
+from orchestrator.virtual.faults.fault import MILD, Kind
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
+Sites = Annotated[int, Field(ge=2, le=3)]
+ClockRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Load(Strict):
@@ -58,7 +60,7 @@ class Faults(Strict):
     chances: tuple[Share, ...] = Field(min_length=1, strict=False)
     delays: tuple[PositiveSeconds, ...] = Field(min_length=1, strict=False)
     memory: tuple[Share, ...] = Field(min_length=1, strict=False)
-    clock_rates: tuple[float, ...] = Field(min_length=1, strict=False)
+    clock_rates: tuple[ClockRate, ...] = Field(min_length=1, strict=False)
     weights: dict[Annotated[Kind, Field(strict=False)], Weight]
 
     @model_validator(mode="after")
@@ -67,13 +69,15 @@ class Faults(Strict):
             raise ValueError(f"least: {self.least} is above most, {self.most}")
         if self.most and not any(self.weights.values()):
             raise ValueError("weights: at least one must be above 0")
+        if self.most and self.mild and not any(self.weights.get(kind) for kind in MILD):
+            raise ValueError(f"mild: 0, or a weight for one of {', '.join(sorted(MILD))}")
         return self
 
 
 class Scenario(Strict):
     """What `pdd bench faults` draws from."""
 
-    sites: tuple[Positive, ...] = Field(min_length=1, strict=False)  # 2 or 3 of them
+    sites: tuple[Sites, ...] = Field(min_length=1, strict=False)
     gateways: tuple[Positive, ...] = Field(min_length=1, strict=False)
     load: Load
     line: Line
