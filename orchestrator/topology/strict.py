@@ -51,8 +51,12 @@ def schema_mistakes(
     own: OwnWords = lambda path, kind: None,
 ) -> Iterator[Mistake]:
     """What the schema found; `spoiled` are the paths that the reader has told of already."""
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    parents = {detail["loc"][:-1] for detail in details}
+    for detail in details:
         path, kind = detail["loc"], detail["type"]
+        if kind == "too_short" and path in parents:
+            continue  # pydantic does not count a wrong part
         if kind == "one_delay" or path_text(path) in spoiled:
             continue  # told by a rule, or already by the reader
         if path and path[-1] == "[key]":
@@ -94,6 +98,8 @@ def _message(model: type[BaseModel], path: Path, kind: str, detail: ErrorDetails
             return f"must be a finite number, got {value}"
         case "string_too_short":
             return "must not be empty"
+        case "too_short":
+            return f"needs at least {ctx['min_length']}"
         case "too_long":
             return f"expected {ctx['max_length']} values, got {ctx['actual_length']}"
     expected = EXPECTED.get(kind, detail["msg"].lower())
