@@ -105,7 +105,8 @@ def explain(scenario: Scenario, seed: int, *, smallest: bool) -> tuple[list[str]
             case = shrink(case)
             world = play(case)
             breaches = check(world)
-    hurt = [name for name in world.clients if any(name in breach.who for breach in breaches)]
+    whose = {breach.who.partition(",")[0] for breach in breaches}  # of a leg: "r1, epoch 0"
+    hurt = [name for name in world.clients if name in whose]
     requests = hurt or [max(world.clients, key=lambda name: _recoveries(world.clients[name]))]
     return list(tell(case, world, breaches, requests)), bool(breaches)
 

@@ -1,7 +1,8 @@
 """All mutants, by name."""
 
+from benchmarks.mutants.core import CORE
 from benchmarks.mutants.membership import MEMBERSHIP
 from benchmarks.mutants.transport import TRANSPORT
 from benchmarks.mutants.worker import WORKER
 
-MUTANTS = {mutant.name: mutant for mutant in (*WORKER, *TRANSPORT, *MEMBERSHIP)}
+MUTANTS = {mutant.name: mutant for mutant in (*CORE, *WORKER, *TRANSPORT, *MEMBERSHIP)}

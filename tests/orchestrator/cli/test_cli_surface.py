@@ -19,6 +19,7 @@ SURFACE = {
         "-o/--output",
     ],
     "bench handoff": ["--gateway-site", "--logs", "--requests", "--topology", "-o/--output"],
+    "bench mutants": ["--jobs", "--markdown", "--seeds", "-o/--output", "names"],
     "bench parity": ["-o/--output", "file"],
     "serve": ["--gateway-site", "--logs", "--port", "--record", "-o/--output", "file"],
     "status": ["--key", "--url", "-o/--output"],

@@ -4,9 +4,6 @@
 source of one core module, made while Python imports it, so that no file is touched.
 """
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import re
 import subprocess
@@ -14,11 +11,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tests.orchestrator.lifecycle.mutant_list import MUTANTS, Mutant
+from benchmarks.mutants import mutant as mutants
+from benchmarks.mutants.core import CORE
 
-ROOT = Path(__file__).resolve().parents[3]
+MUTANTS = {mutant.name: mutant for mutant in CORE}
 HERE = "tests/orchestrator/lifecycle"
 STORIES = "tests/orchestrator/virtual/stories"
 # In the order in which they are asked; the first failure ends a mutant's run.
@@ -40,48 +37,11 @@ VARIABLE = "PDD_MUTANT"
 TIMEOUT_S = 20  # of one test: a mutant may also be caught by hanging
 
 
-def source_path(module: str) -> Path:
-    return ROOT / (module.replace(".", "/") + ".py")
-
-
-def mutate(mutant: Mutant) -> str:
-    """The module's source with the mutant in it. LookupError: the list is out of date."""
-    source = source_path(mutant.module).read_text(encoding="utf-8")
-    for old, new in mutant.edits:
-        if source.count(old) != 1:
-            raise LookupError(f"{mutant.name}: {old!r} occurs {source.count(old)} times")
-        source = source.replace(old, new)
-    return source
-
-
-class MutantLoader(importlib.machinery.SourceFileLoader):
-    """Loads one module with the mutant's source; never from or into a cache."""
-
-    def __init__(self, mutant: Mutant) -> None:
-        super().__init__(mutant.module, str(source_path(mutant.module)))
-        self._source = mutate(mutant)
-
-    def get_code(self, fullname: str) -> object:
-        return compile(self._source, self.path, "exec", dont_inherit=True)
-
-
-class MutantFinder(importlib.abc.MetaPathFinder):
-    """Finds the mutant's module before anyone else does."""
-
-    def __init__(self, mutant: Mutant) -> None:
-        self._mutant = mutant
-
-    def find_spec(self, name: str, path: object, target: object = None) -> object:
-        if name != self._mutant.module:
-            return None
-        return importlib.util.spec_from_loader(name, MutantLoader(self._mutant))
-
-
 def install() -> None:
     """Break what the environment names, in this process. Called by the plugin."""
     name = os.environ.get(VARIABLE)
     if name is not None:
-        sys.meta_path.insert(0, MutantFinder(MUTANTS[name]))
+        mutants.install(MUTANTS[name])
 
 
 @dataclass(frozen=True)
@@ -101,7 +61,7 @@ def run(name: str, tests: Sequence[str] = TESTS) -> Verdict:
         command += ["-p", f"no:{unneeded}"]
     done = subprocess.run(
         [*command, *tests],
-        cwd=ROOT,
+        cwd=mutants.ROOT,
         env={**os.environ, VARIABLE: name, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.orchestrator.lifecycle.mutant_list import MUTANTS
-from tests.orchestrator.lifecycle.mutants import HERE, mutate, run
+from benchmarks.mutants.catalogue import MUTANTS as ALL
+from benchmarks.mutants.mutant import mutate
+from tests.orchestrator.lifecycle.mutants import HERE, MUTANTS, run
 
 # Rule 3 is the worker's alone.
 GATEWAY_RULES = {str(rule) for rule in range(1, 14)} - {"3"}
@@ -13,9 +14,9 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_mutant_fits_the_source(name: str) -> None:
-    compile(mutate(MUTANTS[name]), name, "exec")
+    compile(mutate(ALL[name]), name, "exec")
 
 
 def test_every_rule_is_broken() -> None:

@@ -1,25 +1,17 @@
-"""The mutants: each breaks one rule of PROTOCOL in one core module."""
+"""Rules of the gateway's core (PROTOCOL), each broken once. Rule 3 is the worker's alone."""
 
-from dataclasses import dataclass
+from benchmarks.mutants.mutant import Mutant
 
 L, S, P = "orchestrator.lifecycle.", "orchestrator.state.", "orchestrator.policy."
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """`edits`: text that occurs once in the module, and what stands there instead."""
-
-    rule: str
-    name: str
-    module: str
-    edits: tuple[tuple[str, str], ...]
+def _m(
+    rule: str, name: str, module: str, *edits: tuple[str, str], exempt: str | None = None
+) -> Mutant:
+    return Mutant(rule, name, module, edits, exempt)
 
 
-def _m(rule: str, name: str, module: str, *edits: tuple[str, str]) -> Mutant:
-    return Mutant(rule, name, module, edits)
-
-
-_ALL = (
+CORE = (
     # ------------------------------------------------ 1: which tokens become law
     _m(
         "1",
@@ -516,5 +508,3 @@ _ALL = (
     ),
     _m("queue", "the salt is ignored", P + "prefixes", ("cache_salt.encode()", 'b""')),
 )
-
-MUTANTS = {mutant.name: mutant for mutant in _ALL}
