@@ -140,7 +140,7 @@ def test_a_killed_worker_costs_no_token(served: Served, victim: str, chunk: int)
     until(lambda: all_up(served), "all workers are up")
     length = 300 if chunk < 60 else 100
     prompt = [i + 1 + chunk for i in next(prompts(1, length))]
-    tokens = 80
+    tokens = 80 if chunk < 60 else 200  # on a busy machine the kill comes some tokens late
     reference = stream(
         served, prompt, pdd_route="local", max_tokens=tokens, cache_salt=f"ref {victim} {chunk}"
     )
