@@ -62,9 +62,9 @@ class Fault:
     amount: float = 0.0
 
     def __str__(self) -> str:
-        where = " ".join(filter(None, [self.target, self.other and f"to {self.other}"]))
+        what = " ".join(filter(None, [self.kind, self.target, self.other and f"to {self.other}"]))
         amount = f", {self.amount:g}" if self.amount else ""
-        return f"{self.at:.3f} {self.kind} {where} for {self.seconds:g} s{amount}"
+        return f"{self.at:.3f} {what} for {self.seconds:g} s{amount}"
 
 
 def inject(world: World, fault: Fault) -> None:
