@@ -167,16 +167,17 @@ def _decisions(
             yield _predict(ask, world, p, None, p)  # its own token is the last one
         return
     mains = [w for w in live if able(w, Role.MAIN, need_main)]
-    need_relay = relay_reserve(ask, 16)
+
+    def can_relay(w: WorkerView, p: WorkerView, tokens: int) -> bool:
+        alone = w is not p or _both_fit(p, ask.tokens + tokens, only_with_room)
+        return alone and able(w, Role.RELAY, tokens)
+
+    least = relay_reserve(ask, 0)
     for p in prefills:
-        relays = [
-            w
-            for w in live
-            if w.site == p.site
-            and able(w, Role.RELAY, need_relay)
-            and (w is not p or _both_fit(p, ask.tokens + need_relay, only_with_room))
-        ]
-        relay = min(relays, key=lambda w: (w.slots_used / w.up.slots, w.name), default=None)
+        relays = sorted(
+            (w for w in live if w.site == p.site and can_relay(w, p, least)),
+            key=lambda w: (w.slots_used / w.up.slots, w.name),
+        )
         local = [m for m in mains if m.site == p.site]
         if p in local and _both_fit(p, ask.tokens + need_main, only_with_room):
             yield _predict(ask, world, p, None, p)
@@ -186,8 +187,12 @@ def _decisions(
             if world.link(p.site, m.site) is None:
                 continue
             yield _predict(ask, world, p, None, m)
-            if relay is not None:
-                yield _predict(ask, world, p, relay, m)
+            for relay in relays:
+                relayed = _predict(ask, world, p, relay, m)
+                # The slower the line, the more the relay will decode and has to set aside.
+                if can_relay(relay, p, relay_reserve(ask, relayed.relay_tokens)):
+                    yield relayed
+                    break
 
 
 def _both_fit(w: WorkerView, tokens: int, only_with_room: bool) -> bool:

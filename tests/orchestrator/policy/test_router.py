@@ -176,6 +176,17 @@ ROWS: dict[str, tuple[Setting, Ask, tuple[object, ...]]] = {
     "no line between the sites": (replace(TWO, rate=None), ASK, Refusal.NOBODY),
     # relay load
     "the relay is full": (TWO.but("r0", busy=8), ASK, (Route.DIRECT, "p0", None, "m0")),
+    # 728 tokens: the prompt and all that may follow while the KV crosses the line
+    "the relay has no room for what it will decode": (
+        TWO.but("r0", tokens=700),
+        ASK,
+        (Route.DIRECT, "p0", None, "m0"),
+    ),
+    "a busier relay has": (
+        TWO.but("r0", tokens=700).also("r1", W("hami", (R,), busy=3)),
+        ASK,
+        (Route.RELAY, "p0", "r1", "m0"),
+    ),
     "the lighter of two relays": (
         TWO.but("r0", busy=4).also("r1", W("hami", (R,), busy=3)),
         ASK,
