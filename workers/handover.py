@@ -12,6 +12,10 @@ from workers.legs import Leg
 from workers.outputs import CloseStream, DropImport, OpenStream, Output
 from workers.runner import Runner
 
+# Why a stream to a leg that has ended is refused. Its gateway has stopped that leg, or hears from
+# the leg's own worker why it is gone: its source has nothing to tell.
+LEG_ENDED = "its leg has ended"
+
 
 class NotYet(Exception):
     """The leg that an offer names has not started here; ask again in a moment."""
@@ -37,6 +41,8 @@ class Handover:
         target = SeqId(send.request, send.to_epoch)
         if send.to_epoch in leg.exports:
             return self.share(target)
+        if send.to_worker == self._name and self._absent.tombstone(target) is not None:
+            return []
         senseless = self._senseless(leg, send)
         if senseless is not None:
             return [answers.send_failed(leg.gateway, send, senseless)]
@@ -91,6 +97,8 @@ class Handover:
         leg = self._runner.legs.get(SeqId(stream.request, stream.source))
         if leg is None or stream.target not in leg.exports:
             return []
+        if reason == LEG_ENDED:
+            return self.export_completed(stream)
         return self.fail_export(leg, stream.target, reason)
 
     def fail_export(self, leg: Leg, to_epoch: int, reason: str) -> list[Output]:
@@ -112,9 +120,7 @@ class Handover:
         if send.to_epoch == send.epoch:
             return "a leg cannot be its own source"
         if send.to_worker == self._name:
-            target = SeqId(send.request, send.to_epoch)
-            ended = self._absent.tombstone(target) is not None
-            return f"leg {send.to_epoch} has ended" if ended else None
+            return None
         return None if send.address else f"no address of {send.to_worker} was given"
 
     # ---------------------------------------------------------------- in
@@ -133,7 +139,7 @@ class Handover:
         if leg is None:
             if self._absent.tombstone(seq) is None:
                 raise NotYet(f"leg {seq.epoch} of {seq.request} has not started")
-            raise OfferRefused(f"leg {seq.epoch} of {seq.request} has ended")
+            raise OfferRefused(LEG_ENDED)
         refusal = self._difference(offer, leg)
         if refusal is not None:
             raise OfferRefused(refusal)

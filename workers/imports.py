@@ -4,10 +4,9 @@ from transport.base import Offer, Slice, StreamId, StreamStats
 from workers.api.info import Part
 from workers.api.messages import KVStats, Landed
 from workers.engines.base import Engine, KVSlice, SeqId
+from workers.handover import LEG_ENDED
 from workers.outputs import Output, Up
 from workers.worker import NotYet, Worker
-
-LEG_ENDED = "its leg has ended"
 
 
 def offered(worker: Worker, offer: Offer, now: float) -> int | None:

@@ -351,9 +351,8 @@ class Worker:
         leg = self._legs.get(seq)
         if leg is not None:
             return self._handover.send(leg, send)
-        stone = self._absent.tombstone(seq)
-        if stone is not None:
-            return [answers.send_failed(stone.gateway, send, "the source has ended")]
+        if self._absent.tombstone(seq) is not None:
+            return self._refusal(seq)
         return self._park(seq, send, now)
 
     # ---------------------------------------------------------------- before start

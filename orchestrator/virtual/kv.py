@@ -18,6 +18,7 @@ from transport.wire import HANDSHAKE_S, PING_EVERY_S, SILENCE_S
 from workers import imports
 from workers.engines.simulated.engine import SimulatedEngine, WrongKV
 from workers.exports import Exports
+from workers.handover import LEG_ENDED
 from workers.outputs import OpenStream, Output
 from workers.worker import Worker
 
@@ -213,7 +214,7 @@ class Inlet:
         return bool(self._receiver.streams)
 
     def drop(self, stream: StreamId) -> None:
-        self._receiver.cancel(stream, imports.LEG_ENDED)
+        self._receiver.cancel(stream, LEG_ENDED)
         self._news = True
 
     def answer(self) -> None:

@@ -21,6 +21,7 @@ from transport.base import OfferRefused, StreamId
 from workers.api.info import Part
 from workers.api.messages import KVFailed, Landed, Role, TokenRun
 from workers.engines.base import SeqId
+from workers.handover import LEG_ENDED
 from workers.outputs import CloseStream, DropImport, OpenStream
 from workers.worker import NotYet
 
@@ -80,10 +81,20 @@ def test_a_sendkv_that_cannot_be_done_fails_at_once(
     assert rig.made(OpenStream) == []
 
 
-def test_sendkv_of_a_stopped_source_fails() -> None:
+def test_sendkv_of_a_stopped_source_needs_no_answer() -> None:
     rig = prefilled()
     rig.send(stop(epoch=1))
-    assert rig.send(send_kv()) == [failed("the source has ended")]
+    assert rig.send(send_kv()) == []
+
+
+def test_a_target_that_has_ended_waits_for_nothing() -> None:
+    """Its worker tells why it is gone, or its gateway has stopped it: not the source's business."""
+    rig = prefilled()
+    rig.send(send_kv())
+    (opened,) = rig.made(OpenStream)
+    ended = rig.worker.export_failed(opened.stream, LEG_ENDED, rig.now)
+    assert rig.note(ended) == []
+    assert rig.send(stop(epoch=1)) == []
 
 
 def test_a_failed_export_is_told_again_when_asked_again() -> None:
@@ -392,5 +403,5 @@ def test_a_share_whose_target_ends_is_forgotten() -> None:
     rig.send(send_kv(to_worker="w"))
     assert rig.send(stop()) == []
     assert [type(up) for up in rig.run()] == [TokenRun]
-    assert rig.send(send_kv(to_worker="w")) == [failed("leg 2 has ended")]
+    assert rig.send(send_kv(to_worker="w")) == []
     assert rig.send(stop(epoch=1)) == []

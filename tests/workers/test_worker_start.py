@@ -213,13 +213,13 @@ def test_what_no_worker_could_take_is_refused_for_good(
     assert rig.worker.idle
 
 
-def test_what_was_parked_for_a_refused_leg_is_answered() -> None:
+def test_what_was_parked_for_a_refused_leg_is_refused_with_it() -> None:
     rig = Rig()
     rig.worker.drain(rig.now)
     rig.send(send_kv())
     assert rig.send(start(Role.PREFILL)) == [
         refused("w is draining", epoch=1),
-        KVFailed(request="r", epoch=2, source=1, reason="the source has ended"),
+        refused("w is draining", epoch=1),
     ]
 
 

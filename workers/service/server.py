@@ -15,6 +15,7 @@ from transport.base import StreamId
 from transport.tcp import KVClient, KVServer
 from workers.api.messages import DownMessage, Load, Stop
 from workers.engines.base import Engine, SeqId
+from workers.handover import LEG_ENDED
 from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
 from workers.service.app import build_app
 from workers.service.config import WorkerConfig
@@ -223,7 +224,7 @@ class WorkerServer:
             elif isinstance(output, CloseStream):
                 self._exporter.close(output.stream)
             elif isinstance(output, DropImport):
-                self._kv.cancel(output.stream, "its leg has ended")
+                self._kv.cancel(output.stream, LEG_ENDED)
 
     def _export_done(self, stream: StreamId) -> None:
         self._thread.submit(lambda worker, now: worker.export_completed(stream, now))

@@ -22,6 +22,8 @@ from workers.api.messages import Role, Start, Stop
 
 # Added to a deadline: the ways between client, gateway and clocks that differ.
 SLACK = 1.02
+# What the core counts when something was lost or late.
+DAMAGES = ("_late", "_lost", "kv_failed")
 # The longest wait between two tokens after a small accident: a few rounds of asking again.
 FLOW_S = 2.0
 
@@ -79,7 +81,7 @@ def _gateway(world: World, gateway: VirtualGateway) -> Iterator[Breach]:
         return Breach(promise=promise, who=gateway.name, at=world.now, seen=seen)
 
     machine = gateway.machine
-    spent = {k: n for k, n in machine.ctx.counts.items() if k.endswith(("_late", "_lost"))}
+    spent = {k: n for k, n in machine.ctx.counts.items() if k.endswith(DAMAGES)}
     if world.mild and spent:
         yield breach(str(spent), Promise.NO_STALL)
     if world.now > world.troubled_until + PEACE_S:

@@ -239,7 +239,7 @@ def test_a_stopped_target_stops_the_stream():
     world, stream = under_way()
     world.stop("b", "r", stream.target)
     world.run(3.0)
-    assert world.failed("r") == ["its leg has ended"]
+    assert world.failed("r") == []
     world.check_nothing_is_left([("a", "b", stream)])
 
 
