@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.virtual.kv_out import Outlet
-from orchestrator.virtual.kv_pipe import Carried, End, Pipe, read
+from orchestrator.virtual.kv_pipe import Carried, End, Pipe, Read, read
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from transport.base import Offer, Slice, StreamId, StreamStats
@@ -26,6 +26,8 @@ T = TypeVar("T")
 Call = Callable[[Worker, float], Sequence[Output]]
 Find = Callable[[str], "KVPlane | None"]
 
+# A piece is decoded and stored in a thread, while the connection is read on.
+DECODE_S = 0.002
 NEAR_S = min(HANDSHAKE_S, PING_EVERY_S)  # see `KVPlane._plan`
 
 
@@ -259,9 +261,7 @@ class Inlet:
             if not isinstance(frame, Data):
                 self._take(pipe, frame, now)
             elif self._receiver.admit(pipe, frame, now) is Verdict.TAKE:
-                error = self._put(whole.check, frame)
-                if not self._receiver.put(frame, len(frame.body), error, now):
-                    self._hang_up(pipe, "a piece did not arrive intact")
+                self._process.after(DECODE_S, self._decode, pipe, whole)
         except FrameError as error:
             pipe.write(self._process, [Goodbye(str(error))])
             self._hang_up(pipe, str(error))
@@ -285,6 +285,17 @@ class Inlet:
                 self._hang_up(pipe, frame.reason)
             case _:
                 self._receiver.handle(pipe, frame, now)
+
+    def _decode(self, pipe: Pipe, whole: Read) -> None:
+        """A piece's turn has come; its connection may be gone by now."""
+        frame = whole.frame
+        assert isinstance(frame, Data)
+        self._news = True
+        error = self._put(whole.check, frame)
+        intact = self._receiver.put(frame, len(frame.body), error, self._process.time())
+        if not intact and pipe in self._pipes:
+            self._hang_up(pipe, "a piece did not arrive intact")
+        self.settle()
 
     def _put(self, check: Callable[[], Any], frame: Data) -> Exception | None:
         """Check, decode and put one piece; what went wrong."""
