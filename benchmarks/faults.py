@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
+from orchestrator.errors import UserError
 from orchestrator.state.actions import Finish
+from orchestrator.topology.mistakes import unknown
 from orchestrator.virtual.client import Client
 from orchestrator.virtual.faults.cases import Case, generate, play
 from orchestrator.virtual.faults.checks import check
@@ -94,9 +96,15 @@ def run(
     }
 
 
-def explain(scenario: Scenario, seed: int, *, smallest: bool) -> tuple[list[str], bool]:
-    """The story of a seed's broken requests, or of the one that went through most; whether any
-    promise is broken. `smallest`: of the least part of the case that still breaks it."""
+def explain(
+    scenario: Scenario, seed: int, *, smallest: bool, request: str | None = None
+) -> tuple[list[str], bool]:
+    """The story of a request; without one, of those that a broken promise names, or of the one
+    that went through most. Whether any promise is broken.
+
+    `smallest`: of the least part of the case that still breaks it. Raises UserError when the seed
+    has no such request.
+    """
     case = generate(scenario, seed)
     with _quiet_logs():
         world = play(case)
@@ -106,8 +114,14 @@ def explain(scenario: Scenario, seed: int, *, smallest: bool) -> tuple[list[str]
             world = play(case)
             breaches = check(world)
     whose = {breach.who.partition(",")[0] for breach in breaches}  # of a leg: "r1, epoch 0"
+    if request is not None and request not in world.clients:
+        raise UserError(f"--request: {unknown('request', request, list(world.clients))}")
     hurt = [name for name in world.clients if name in whose]
-    requests = hurt or [max(world.clients, key=lambda name: _recoveries(world.clients[name]))]
+    requests = (
+        [request]
+        if request
+        else hurt or [max(world.clients, key=lambda name: _recoveries(world.clients[name]))]
+    )
     return list(tell(case, world, breaches, requests)), bool(breaches)
 
 

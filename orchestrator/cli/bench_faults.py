@@ -27,6 +27,9 @@ def faults(
             "--shrink", help="With --story: of the fewest faults and requests that break it."
         ),
     ] = False,
+    request: Annotated[
+        str | None, typer.Option(help="With --story: of this request, such as r7.")
+    ] = None,
     scenario: Annotated[
         Path | None, typer.Option(help="What is drawn from. Default: configs/scenarios/faults.yaml")
     ] = None,
@@ -41,14 +44,14 @@ def faults(
     if story:
         if seed is None:
             raise UserError("--story: give the seed whose story is wanted, with --seed")
-        lines, broken = faults_bench.explain(chosen, seed, smallest=shrink)
+        lines, broken = faults_bench.explain(chosen, seed, smallest=shrink, request=request)
         if output is Format.JSON:
             print_json({"seed": seed, "broken": broken, "story": lines})
         else:
             print("\n".join(lines))
         raise typer.Exit(BROKEN if broken else GOOD)
-    if shrink:
-        raise UserError("--shrink: it is for --story; give both")
+    if shrink or request is not None:
+        raise UserError(f"--{'shrink' if shrink else 'request'}: it is for --story; give both")
     count = seeds or (200 if seed is None else 1)
     with _progress(count) as bar:
         task = bar.add_task("", total=count, broken=0)

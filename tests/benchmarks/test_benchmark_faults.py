@@ -40,6 +40,12 @@ def test_without_faults(capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["faults"], told["broken"]) == (0, [])
 
 
+def test_the_story_of_one_request(capsys: pytest.CaptureFixture[str]) -> None:
+    story = _output(["bench", "faults", "--seed", "7", "--story", "--request", "r3"], capsys)
+    assert "\nr3: " in story
+    assert "\nr4: " not in story
+
+
 def test_a_story_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     story = _output(["bench", "faults", "--seed", "7", "--story"], capsys)
     assert story.startswith("seed 7: ")
@@ -53,6 +59,8 @@ def test_a_story_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--story"], "--story: give the seed"),
         (["--seed", "1", "--shrink"], "--shrink: it is for --story"),
+        (["--seed", "1", "--request", "r0"], "--request: it is for --story"),
+        (["--seed", "1", "--story", "--request", "r99"], "unknown request 'r99'"),
         (["--scenario", "nowhere.yaml"], "nowhere.yaml:1:1: cannot be read"),
     ],
 )

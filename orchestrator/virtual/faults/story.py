@@ -1,7 +1,7 @@
 """What happened to a request, for people: events, actions and faults in the order of time."""
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from orchestrator.state.actions import Emit, Send
@@ -89,6 +89,8 @@ def _words(thing: Any, without: tuple[str, ...]) -> str:
 def _value(value: object) -> str:
     if isinstance(value, tuple) and value and all(isinstance(item, int) for item in value):
         return _ids(value)
+    if is_dataclass(value):
+        return f"({_words(value, ())})"
     if isinstance(value, frozenset):
         return "+".join(sorted(map(str, value)))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[3]
 # command -> its options and arguments, as one types them
 SURFACE = {
     "bench faults": [
-        *("--calm", "--jobs", "--scenario", "--seed", "--seeds", "--shrink", "--story"),
+        *("--calm", "--jobs", "--request", "--scenario", "--seed", "--seeds", "--shrink"),
+        "--story",
         "-o/--output",
     ],
     "bench handoff": ["--gateway-site", "--logs", "--requests", "--topology", "-o/--output"],
