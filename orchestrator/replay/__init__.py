@@ -1,0 +1,1 @@
+"""Replay: the serving machine and its policies over modelled workers and lines, fast."""

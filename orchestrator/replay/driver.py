@@ -1,0 +1,301 @@
+"""The virtual driver for replay: one machine, modelled workers, one heap of events.
+
+Only the machine decides. What is modelled here is what lies between it and its workers: delays,
+lines, and how finely legs speak. Around a handover every token matters: from the step before the
+last byte of main's KV leaves (the far site hears of both at once) the relay says each token as it
+comes, main does so while there is a relay, and so does a leg of whose tokens the machine releases
+only some, because it paces them. All else comes in long runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from orchestrator.lifecycle.handover import pace_s
+from orchestrator.lifecycle.machine import Machine
+from orchestrator.lifecycle.request import Leg, StopWatch
+from orchestrator.replay.leg import LegKey, ModelLeg
+from orchestrator.replay.line import Line, Transfer
+from orchestrator.replay.setup import ReplaySetup
+from orchestrator.replay.worker import ModelWorker
+from orchestrator.state.actions import Action, Emit, Fail, Finish, Send
+from orchestrator.state.events import Arrived, Event, Heard, LinkMeasured, Ticked, WorkerUp
+from orchestrator.state.views import SAME_SITE_RTT_S
+from orchestrator.virtual.schedule import Schedule
+from workers.api.messages import (
+    DownMessage,
+    Load,
+    Role,
+    SendKV,
+    Start,
+    TokenRun,
+    UpMessage,
+)
+
+LOAD_S = 1.0  # a worker tells its load so often
+ROUND_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """What came of one request: when it asked, when its tokens were released, how it ended.
+
+    Seconds of virtual time; None: that token never came.
+    """
+
+    name: str
+    asked_at: float
+    first_at: float | None = None
+    second_at: float | None = None
+    last_at: float | None = None
+    tokens: int = 0
+    end: Finish | Fail | None = None
+
+
+class Replay:
+    """A deployment in virtual time. Same inputs, same outcomes, to the last bit."""
+
+    def __init__(self, setup: ReplaySetup) -> None:
+        core = setup.core
+        # Nothing is lost here, so nobody needs to be asked why it is silent.
+        patient = max(core.deadlines.resync, 4 * setup.report_s)
+        core = replace(core, deadlines=replace(core.deadlines, resync=patient))
+        self.schedule = Schedule()
+        self.machine = Machine(core, _no_stop_strings)
+        self.outcomes: dict[str, Outcome] = {}
+        self.events = 0  # told to the machine
+        self._setup = setup
+        self._open = 0  # requests that have not ended
+        self._tick_at = inf
+        self._relayed: set[str] = set()  # open requests that had a relay and may still hand over
+        self._moving: dict[str, list[Transfer]] = {}
+        self._delays = {(w.site, w.site): SAME_SITE_RTT_S / 2 for w in setup.workers}
+        for line in setup.lines:
+            a, b = line.between
+            self._delays[a, b] = self._delays[b, a] = line.delay_s
+        self._lines = self._lay_lines()
+        self.workers = {
+            spec.name: ModelWorker(
+                spec,
+                self.schedule,
+                say=self._say,
+                move=self._move,
+                closed=self._closed,
+                report_s=setup.report_s,
+                every_step=setup.every_step,
+            )
+            for spec in setup.workers
+        }
+        self._worker_delay = {
+            spec.name: self._delays[core.gateway_site, spec.site] for spec in setup.workers
+        }
+        self._bring_up()
+
+    def ask(self, at: float, arrived: Arrived) -> None:
+        """A client asks at `at`. ValueError if the request needs what is not modelled."""
+        if arrived.stop_strings:
+            raise ValueError(f"request {arrived.request}: modelled tokens have no stop strings")
+        self.outcomes[arrived.request] = Outcome(name=arrived.request, asked_at=at)
+        self._open += 1
+        self.schedule.at(at, self._tell, arrived)
+
+    def run(self) -> None:
+        """Go on until every request has ended and nothing moves any more."""
+        self._beat()
+        while self._open:
+            self.schedule.run(self.schedule.now + ROUND_S)
+        self.schedule.run(self.schedule.now + ROUND_S)
+
+    # ------------------------------------------------------------ before the first request
+
+    def _lay_lines(self) -> dict[tuple[str, str], Line]:
+        rates = {
+            pair: line.bytes_per_s
+            for line in self._setup.lines
+            for pair in (line.between, line.between[::-1])
+        }
+        return {
+            pair: Line(
+                self.schedule,
+                bytes_per_s=rates.get(pair, self._setup.site_bytes_per_s),
+                delay_s=delay_s,
+                leaving=self._leaving,
+                landed=self._landed,
+            )
+            for pair, delay_s in self._delays.items()
+        }
+
+    def _bring_up(self) -> None:
+        for line in self._setup.lines:
+            a, b = line.between
+            self._tell(
+                LinkMeasured(
+                    site_a=a,
+                    site_b=b,
+                    rtt_s=2 * line.delay_s,
+                    goodput_bytes_per_s=line.bytes_per_s,
+                )
+            )
+        for worker in self.workers.values():
+            spec = worker.spec
+            self._tell(
+                WorkerUp(
+                    worker=spec.name,
+                    site=spec.site,
+                    pool=spec.pool,
+                    roles=spec.roles,
+                    slots=spec.slots,
+                    max_context=spec.max_context,
+                    kv_total_tokens=worker.free_tokens,
+                    kv_bytes_per_token=spec.kv_bytes_per_token,
+                )
+            )
+            self._tell(Heard(worker=spec.name, message=worker.load()))
+
+    # ------------------------------------------------------------ the machine
+
+    def _tell(self, event: Event) -> None:
+        now = self.schedule.now
+        self.events += 1
+        actions = self.machine.handle(event, now)
+        if actions:
+            self._act(actions, now)
+        due = self.machine.next_deadline()
+        if due is not None and due < self._tick_at:
+            self._tick_at = due
+            self.schedule.at(due, self._tick, due)
+
+    def _tick(self, planned: float) -> None:
+        """A deadline may have moved since this was planned."""
+        if planned != self._tick_at:
+            return
+        self._tick_at = inf
+        due = self.machine.next_deadline()
+        if due is None:
+            return
+        if due <= self.schedule.now:
+            self._tell(Ticked())
+        else:
+            self._tick_at = due
+            self.schedule.at(due, self._tick, due)
+
+    def _act(self, actions: Sequence[Action], now: float) -> None:
+        lines: dict[str, list[DownMessage]] = {}
+        for action in actions:
+            if isinstance(action, Send):
+                message = action.message
+                lines.setdefault(action.worker, []).append(message)
+                if isinstance(message, Start) and message.role is Role.RELAY:
+                    self._relayed.add(message.request)
+            elif isinstance(action, Emit):
+                self._emitted(action, now)
+            else:
+                outcome = self.outcomes[action.request]
+                outcome.end = action
+                self._open -= 1
+                self._relayed.discard(action.request)
+        for worker, messages in lines.items():
+            self.schedule.after(self._worker_delay[worker], self.workers[worker].take, messages)
+
+    def _emitted(self, emit: Emit, now: float) -> None:
+        outcome = self.outcomes[emit.request]
+        outcome.tokens = emit.start + len(emit.ids)
+        outcome.last_at = now
+        if outcome.first_at is None:
+            outcome.first_at = now
+        if outcome.second_at is None and outcome.tokens > 1:
+            outcome.second_at = now
+
+    # ------------------------------------------------------------ to and from workers
+
+    def _say(self, worker: ModelWorker, messages: list[UpMessage]) -> None:
+        name = worker.spec.name
+        self.schedule.after(self._worker_delay[name], self._heard, name, messages)
+
+    def _heard(self, worker: str, messages: Sequence[UpMessage]) -> None:
+        for message in messages:
+            self._tell(Heard(worker=worker, message=message))
+            if isinstance(message, TokenRun) and message.request in self._relayed:
+                self._tune(message.request)
+
+    def _beat(self) -> None:
+        """Every worker tells its load."""
+        if not self._open:
+            return
+        for worker in self.workers.values():
+            load: Load = worker.load()
+            self._say(worker, [load])
+        self.schedule.after(LOAD_S, self._beat)
+
+    def _move(self, worker: ModelWorker, leg: ModelLeg, send: SendKV) -> None:
+        """A leg has all the KV that another wants."""
+        target = send.request, send.to_epoch
+        to = self.workers[send.to_worker]
+        if to is worker:
+            self.schedule.after(0.0, to.land, target)
+            return
+        transfer = Transfer(
+            source=leg.key,
+            target=target,
+            to_worker=send.to_worker,
+            line=self._lines[worker.spec.site, to.spec.site],
+            nbytes=(send.stop - send.start) * worker.spec.kv_bytes_per_token,
+            since=self.schedule.now if leg.began_at is None else leg.began_at,
+        )
+        self._moving.setdefault(send.request, []).append(transfer)
+        transfer.line.send(transfer)
+
+    def _landed(self, transfer: Transfer) -> None:
+        if transfer.dropped:
+            return
+        self._forget(transfer)
+        to = self.workers[transfer.to_worker]
+        to.land(transfer.target)
+        relay = self._relay_before(transfer)
+        if relay is not None:
+            to.race(transfer.target)
+
+    def _closed(self, key: LegKey) -> None:
+        for transfer in tuple(self._moving.get(key[0], ())):
+            if key in (transfer.source, transfer.target):
+                self._forget(transfer)
+                transfer.line.drop(transfer)
+
+    def _forget(self, transfer: Transfer) -> None:
+        moving = self._moving[transfer.target[0]]
+        moving.remove(transfer)
+        if not moving:
+            del self._moving[transfer.target[0]]
+
+    # ------------------------------------------------------------ how finely legs speak
+
+    def _leaving(self, transfer: Transfer, at: float) -> None:
+        """The last byte of a transfer leaves at `at`."""
+        relay = self._relay_before(transfer)
+        if relay is not None:
+            self.workers[relay.worker].race((transfer.target[0], relay.epoch), at)
+
+    def _relay_before(self, transfer: Transfer) -> Leg | None:
+        """The relay that decodes while this transfer brings main's KV."""
+        name, epoch = transfer.target
+        if name not in self._relayed:
+            return None
+        req = self.machine.requests[name]
+        main = req.leg(Role.MAIN)
+        return req.leg(Role.RELAY) if main is not None and main.epoch == epoch else None
+
+    def _tune(self, name: str) -> None:
+        """A leg of a request that was relayed has spoken: see the module's docstring."""
+        req = self.machine.requests[name]
+        relay, main = req.leg(Role.RELAY), req.leg(Role.MAIN)
+        paced = pace_s(self.machine.ctx, req) is not None
+        if relay is not None:
+            if paced:
+                self.workers[relay.worker].race((name, relay.epoch))
+        elif main is not None and not paced:
+            self.workers[main.worker].calm((name, main.epoch))
+            self._relayed.discard(name)
+
+
+def _no_stop_strings(stops: tuple[str, ...]) -> StopWatch:
+    raise NotImplementedError("modelled tokens have no text")

@@ -1,0 +1,77 @@
+"""One leg at a modelled worker."""
+
+from dataclasses import dataclass, field
+
+from orchestrator.replay import tokens
+from workers.api.messages import Role, SendKV, Start, TokenRun
+
+LegKey = tuple[str, int]  # request and epoch
+
+
+@dataclass(slots=True, eq=False)
+class ModelLeg:
+    """A leg's memory, law and history, as far as they matter: lengths, no tokens.
+
+    `own`: output tokens it has, law and sampled, while it does not decode; while it does, they are
+    `offset` + its batch's clock. `todo`: tokens of prompt and law that it computes before it
+    decodes. `goal`: the output length at which it stops decoding.
+    """
+
+    start: Start
+    key: LegKey
+    reserved: int  # tokens of KV memory
+    prompt: int = field(init=False)
+    end: int = field(init=False)  # the output length at which it is complete
+    landed: bool = field(init=False)
+    law: int = field(init=False)
+    own: int = field(init=False)
+    said: int = field(init=False)  # output tokens told to the gateway
+    computed: int = field(init=False)  # tokens with KV, while it does not decode
+    todo: int = 0
+    began_at: float | None = None  # when its first chunk was begun
+    offset: int = 0
+    leaves_at: int | None = None  # on its batch's clock; None: it does not decode
+    closed: bool = False
+    held: bool = False  # a prefill that has given its token
+    seq: int = 0  # of the newest pause or resume
+    pause_at: int | None = None  # no index from here on; None: not paused
+    paused: bool = False  # the pause has taken effect
+    fresh: bool = True  # it has sampled nothing yet
+    racing: bool = False  # it says every token as it comes
+    exports: list[SendKV] = field(default_factory=list)  # that wait for its KV
+
+    def __post_init__(self) -> None:
+        start = self.start
+        self.prompt = len(start.prompt_ids)
+        self.law = self.own = self.said = len(start.law_ids)
+        prefill = start.role is Role.PREFILL
+        self.landed = prefill
+        self.computed = 0 if prefill else self.prompt + start.cover
+        self.end = min(self.own + 1, start.limit) if prefill else _end(start)
+
+    @property
+    def goal(self) -> int:
+        goal = min(self.end, self.reserved - self.prompt)
+        return goal if self.pause_at is None else min(goal, max(self.pause_at, self.own))
+
+    def run(self, begin: int, end: int) -> TokenRun:
+        """Its tokens at output indices [begin, end)."""
+        request, epoch = self.key
+        return TokenRun(
+            request=request,
+            epoch=epoch,
+            index=begin,
+            ids=tokens.ids(begin, end),
+            hist=tokens.history(begin),
+            fed=self.law,
+        )
+
+
+def _end(start: Start) -> int:
+    """The output length that a leg stops at by itself: its limit, or its end-of-text."""
+    end = start.limit
+    for token in start.stop_ids:
+        index = tokens.index_of(token)
+        if start.min_tokens <= index < end:
+            end = index + 1
+    return end

@@ -1,0 +1,52 @@
+"""What a replayed deployment is made of."""
+
+from dataclasses import dataclass
+
+from orchestrator.state.config import CoreConfig
+from workers.api.messages import Role
+from workers.costs import MeasuredCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One modelled worker, named site/pool/number. `chunk_tokens`: prompt tokens per step."""
+
+    name: str
+    site: str
+    roles: frozenset[Role]
+    costs: MeasuredCosts
+    slots: int
+    kv_tokens: int
+    kv_bytes_per_token: int
+    max_context: int = 131_072
+    chunk_tokens: int = 2048
+
+    @property
+    def pool(self) -> str:
+        return self.name.split("/")[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineSpec:
+    """The path between two sites: bytes of KV per second each way, seconds of delay one way."""
+
+    between: tuple[str, str]
+    bytes_per_s: float
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySetup:
+    """A deployment.
+
+    `site_bytes_per_s`: KV inside a site. `report_s`: a leg that decodes and has nothing urgent to
+    say speaks at least every so often (twice that at most). `every_step`: it speaks after every
+    step, and steps are taken one by one; the measure of what the fast way leaves out.
+    """
+
+    core: CoreConfig
+    workers: tuple[ModelSpec, ...]
+    lines: tuple[LineSpec, ...]
+    site_bytes_per_s: float = 25e9
+    report_s: float = 5.0
+    every_step: bool = False

@@ -1,0 +1,485 @@
+"""A modelled worker: the answers and the timing of a real one, without its tokens.
+
+It keeps the rules of `workers.worker` that can be seen from outside: what does not fit is refused,
+a prefill samples once and holds its KV, a leg decodes on ahead of what it is fed, what arrives
+while a step runs waits for the step's end. Not modelled: prefix caches, leases, the end of a hold.
+
+When a leg speaks: it says its first token as it comes, and what it has whenever it stops, is asked,
+or was silent for `report_s`. In between its tokens are
+known to nobody, as nobody acts on them. The exception is a handover: see `Replay`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from orchestrator.replay.batch import SLACK, Batch
+from orchestrator.replay.leg import LegKey, ModelLeg
+from orchestrator.replay.setup import ModelSpec
+from orchestrator.virtual.schedule import Schedule
+from workers.api.messages import (
+    DownMessage,
+    Feed,
+    Landed,
+    Load,
+    Pause,
+    Paused,
+    Refused,
+    Resume,
+    Resync,
+    Role,
+    SendKV,
+    Start,
+    Stop,
+    UpMessage,
+)
+
+BLOCK = 16  # KV memory is given out in blocks of so many tokens
+PARKED_S = 10.0  # KV that is earlier than its leg's start waits so long
+
+Row = Callable[[ModelLeg, Any], None]
+
+
+class ModelWorker:
+    """One worker. `say(worker, messages)` sends to its gateway, `move(worker, leg, send)` KV;
+    `closed(leg)` ends what is moving from or to a leg.
+
+    The step that runs is really `_steps` steps in a row, of which nobody wants to know more.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        schedule: Schedule,
+        *,
+        say: Callable[["ModelWorker", list[UpMessage]], None],
+        move: Callable[["ModelWorker", ModelLeg, SendKV], None],
+        closed: Callable[[LegKey], None],
+        report_s: float,
+        every_step: bool,
+    ) -> None:
+        self.spec = spec
+        self.legs: dict[LegKey, ModelLeg] = {}
+        self.free_tokens = spec.kv_tokens // BLOCK * BLOCK
+        self.slots_used = 0
+        self._schedule = schedule
+        self._say_up = say
+        self._move = move
+        self._closed = closed
+        self._report_s = report_s
+        self._every_step = every_step
+        self._batch = Batch(spec.costs)
+        self._queue: deque[ModelLeg] = deque()  # legs with something to compute, as they came
+        self._starved: dict[LegKey, ModelLeg] = {}
+        self._landed_early: dict[LegKey, float] = {}
+        self._aloud: dict[LegKey, ModelLeg] = {}  # decoding legs that say every token
+        self._reports: deque[tuple[float, ModelLeg]] = deque()  # when a decoding leg speaks next
+        self._up: list[UpMessage] = []
+        # The step that runs.
+        self._running = False
+        self._began_at = 0.0
+        self._steps = 0
+        self._chunk = 0  # prompt tokens in each
+        self._chunks: list[tuple[ModelLeg, int]] = []
+        self._plan = 0  # only the newest plan of its end counts
+        self._inbox: list[tuple[Row, ModelLeg, Any]] = []  # what waits for its end
+
+    # ------------------------------------------------------------ what is asked of it
+
+    def take(self, messages: Sequence[DownMessage]) -> None:
+        """What its gateway sends."""
+        for message in messages:
+            if isinstance(message, Start):
+                self._start(message)
+                continue
+            leg = self.legs.get((message.request, message.epoch))
+            if leg is not None:
+                _ROWS[type(message)](self, leg, message)
+        self._go_on()
+
+    def land(self, key: LegKey) -> None:
+        """All the KV that a leg imports is here."""
+        leg = self.legs.get(key)
+        if leg is not None:
+            self._land(leg)
+            self._go_on()
+            return
+        now = self._schedule.now
+        while self._landed_early:
+            oldest = next(iter(self._landed_early))
+            if self._landed_early[oldest] + PARKED_S > now:
+                break
+            del self._landed_early[oldest]
+        self._landed_early[key] = now
+
+    def race(self, key: LegKey, at: float | None = None) -> None:
+        """A handover begins: from the last step that ends before `at` on a leg says every token."""
+        leg = self.legs.get(key)
+        if leg is None or leg.racing:
+            return
+        early = at - self._batch.step_s() if at is not None else 0.0
+        if early > self._schedule.now:
+            self._schedule.at(early, self.race, key)
+            return
+        leg.racing = True
+        if leg.leaves_at is not None:
+            self._aloud[key] = leg
+            self._cut()
+
+    def calm(self, key: LegKey) -> None:
+        """The handover is over: this leg has no need to say every token."""
+        leg = self.legs.get(key)
+        if leg is not None and leg.racing:
+            leg.racing = False
+            if not leg.fresh and not self._every_step:
+                self._aloud.pop(key, None)
+
+    def load(self) -> Load:
+        """Its account of itself; the step is the one that runs."""
+        spec, batch = self.spec, self._batch
+        done = 0
+        if self._running and self._steps > 1:
+            done = batch.steps_until(self._schedule.now - self._began_at, self._chunk) - 1
+        return Load(
+            worker=spec.name,
+            running=batch.size + len(self._queue),
+            prefill_tokens=sum(leg.todo for leg in self._queue),
+            kv_free_tokens=self.free_tokens,
+            kv_total_tokens=spec.kv_tokens,
+            kv_held_tokens=spec.kv_tokens - self.free_tokens,
+            step_s=batch.step_s(0, done) if batch.size else spec.costs.step_s((), 1, 0),
+            prefill_tokens_per_s=spec.costs.prefill_tokens_per_s,
+        )
+
+    # ------------------------------------------------------------ legs come and go
+
+    def _start(self, start: Start) -> None:
+        key = start.request, start.epoch
+        if key in self.legs:
+            return
+        spec = self.spec
+        tokens = max(start.reserve, len(start.prompt_ids) + len(start.law_ids) + 1)
+        reserved = -(-tokens // BLOCK) * BLOCK
+        if self.slots_used >= spec.slots:
+            self._refuse(key, f"all {spec.slots} slots of {spec.name} are taken")
+            return
+        if reserved > self.free_tokens:
+            self._refuse(key, f"{reserved} tokens of KV wanted, {self.free_tokens} are free")
+            return
+        leg = self.legs[key] = ModelLeg(start=start, key=key, reserved=reserved)
+        self.free_tokens -= reserved
+        self.slots_used += 1
+        if start.role is Role.PREFILL:
+            leg.todo = leg.prompt + leg.law
+            self._queue.append(leg)
+            if not self._chunk:
+                self._cut()
+        elif self._landed_early and self._landed_early.pop(key, None) is not None:
+            self._land(leg)
+
+    def _refuse(self, key: LegKey, reason: str) -> None:
+        self._landed_early.pop(key, None)
+        self._up.append(Refused(request=key[0], epoch=key[1], reason=reason))
+
+    def _stop(self, leg: ModelLeg, message: Stop) -> None:
+        if self._computes(leg):
+            self._after_step(self._close, leg, message)
+        else:
+            self._close(leg, message)
+
+    def _close(self, leg: ModelLeg, message: Stop) -> None:
+        if leg.closed:
+            return
+        if leg.leaves_at is not None:
+            self._leave(leg)
+        elif leg.todo:
+            self._queue.remove(leg)
+        leg.closed = True
+        del self.legs[leg.key]
+        self._closed(leg.key)
+        self._starved.pop(leg.key, None)
+        self.free_tokens += leg.reserved
+        if not (leg.held or leg.paused):
+            self.slots_used -= 1
+        for starved in list(self._starved.values()):
+            self._aim_later(starved)
+
+    def _land(self, leg: ModelLeg) -> None:
+        leg.landed = True
+        request, epoch = leg.key
+        self._up.append(Landed(request=request, epoch=epoch, covered=leg.start.cover))
+        self._send_waiting(leg)
+        if leg.law:
+            self._aim_later(leg)
+
+    def _send_kv(self, leg: ModelLeg, send: SendKV) -> None:
+        leg.exports.append(send)
+        self._send_waiting(leg)
+
+    def _send_waiting(self, leg: ModelLeg) -> None:
+        """Send what a leg was asked for, if it has all of it."""
+        if leg.exports and (leg.held or leg.start.role is not Role.PREFILL) and leg.landed:
+            exports, leg.exports = leg.exports, []
+            for send in exports:
+                self._move(self, leg, send)
+
+    # ------------------------------------------------------------ law, pause, resync
+
+    def _feed(self, leg: ModelLeg, feed: Feed) -> None:
+        if feed.start > leg.law or feed.law <= leg.law:
+            return
+        leg.law = feed.law
+        if leg.landed and not leg.todo and self._own(leg) < leg.law:
+            self._aim_later(leg)
+
+    def _switch(self, leg: ModelLeg, message: Pause | Resume) -> None:
+        if message.seq <= leg.seq:
+            return
+        leg.seq = message.seq
+        if self._computes(leg):
+            self._after_step(self._set_pause, leg, message)
+        else:
+            self._set_pause(leg, message)
+
+    def _set_pause(self, leg: ModelLeg, message: Pause | Resume) -> None:
+        if leg.closed:
+            return
+        if isinstance(message, Pause):
+            leg.pause_at = message.at or 0
+        else:
+            self.slots_used += leg.paused
+            leg.pause_at, leg.paused = None, False
+        if leg.leaves_at is not None:
+            self._leave(leg)
+        self._aim(leg, None)
+
+    def _resync(self, leg: ModelLeg, message: Resync) -> None:
+        if self._computes(leg):
+            self._after_step(self._answer, leg, message)
+        else:
+            self._answer(leg, message)
+
+    def _answer(self, leg: ModelLeg, message: Resync) -> None:
+        own = self._own(leg)
+        leg.said = own
+        self._up.append(leg.run(min(message.start, own), own))
+
+    # ------------------------------------------------------------ what a leg does next
+
+    def _aim_later(self, leg: ModelLeg) -> None:
+        if self._running:
+            self._after_step(self._aim, leg, None)
+        else:
+            self._aim(leg, None)
+
+    def _aim(self, leg: ModelLeg, nothing: None) -> None:
+        """Let a leg compute, decode, rest or wait for memory, as its state says. Between steps."""
+        if leg.closed or leg.todo or leg.held or leg.paused:
+            return
+        own = self._own(leg)
+        if leg.leaves_at is not None:
+            if own >= leg.law:
+                return
+            self._leave(leg)  # behind what it was fed: it takes that over in one extend
+        leg.own = max(own, leg.law)
+        leg.said = max(leg.said, leg.law)
+        if leg.pause_at is not None and leg.own >= leg.pause_at:
+            self._rest(leg)
+            return
+        if not leg.landed or not leg.law or leg.own >= leg.end:
+            return
+        if not self._has_room(leg):
+            self._speak(leg)
+            return
+        todo = leg.prompt + leg.own - leg.computed
+        if todo > 1:
+            leg.todo = todo
+            self._queue.append(leg)
+        else:
+            self._join(leg)
+
+    def _rest(self, leg: ModelLeg) -> None:
+        """Its pause takes effect."""
+        self._speak(leg)
+        leg.paused = True
+        self.slots_used -= 1
+        request, epoch = leg.key
+        self._up.append(Paused(request=request, epoch=epoch, seq=leg.seq, at=leg.own))
+
+    def _has_room(self, leg: ModelLeg) -> bool:
+        """Whether its next token has memory, or gets some now."""
+        if leg.prompt + leg.own < leg.reserved:
+            return True
+        if self.free_tokens < BLOCK:
+            self._starved[leg.key] = leg
+            return False
+        self._starved.pop(leg.key, None)
+        self.free_tokens -= BLOCK
+        leg.reserved += BLOCK
+        return True
+
+    def _join(self, leg: ModelLeg) -> None:
+        self._batch.join(leg, leg.goal)
+        if leg.fresh or leg.racing or self._every_step:
+            self._aloud[leg.key] = leg
+        self._reports.append((self._schedule.now + self._report_s, leg))
+
+    def _leave(self, leg: ModelLeg) -> None:
+        self._batch.leave(leg)
+        self._aloud.pop(leg.key, None)
+
+    def _left(self, leg: ModelLeg) -> None:
+        """A leg has reached its goal."""
+        self._aloud.pop(leg.key, None)
+        if leg.own >= leg.end:
+            self._speak(leg)
+        else:
+            self._aim(leg, None)
+
+    def _own(self, leg: ModelLeg) -> int:
+        """Its output tokens, by the last step that has ended."""
+        return leg.own if leg.leaves_at is None else leg.offset + self._batch.clock
+
+    def _speak(self, leg: ModelLeg) -> None:
+        """Say what it has not said yet."""
+        own = self._own(leg)
+        if own > leg.said:
+            self._up.append(leg.run(leg.said, own))
+            leg.said = own
+
+    # ------------------------------------------------------------ steps
+
+    def _computes(self, leg: ModelLeg) -> bool:
+        """Whether the step that runs is about this leg."""
+        if not self._running:
+            return False
+        return leg.leaves_at is not None or any(leg is other for other, _ in self._chunks)
+
+    def _after_step(self, row: Row, leg: ModelLeg, message: Any) -> None:
+        self._inbox.append((row, leg, message))
+        self._cut()
+
+    def _cut(self) -> None:
+        """Something waits for the end of the step that really runs."""
+        if self._running and self._steps > 1:
+            now = self._schedule.now
+            steps = self._batch.steps_until(now - self._began_at, self._chunk)
+            if steps < self._steps:
+                self._steps = steps
+                self._plan_end()
+
+    def _go_on(self) -> None:
+        if not self._running:
+            self._begin()
+        if self._up:
+            messages, self._up = self._up, []
+            self._say_up(self, messages)
+
+    def _begin(self) -> None:
+        """Choose the next step, and how many like it follow."""
+        chunk, steps = self._choose_chunks()
+        batch = self._batch
+        if not chunk and not batch.size:
+            return
+        if self._aloud or (self._every_step and chunk):
+            steps = 1
+        elif steps != 1 and batch.size:
+            leaving = batch.next_leaving()
+            assert leaving is not None
+            steps = min(leaving, steps or leaving)
+            if steps > 1:
+                while self._reports[0][1].leaves_at is None:
+                    self._reports.popleft()
+                due = self._reports[0][0]
+                steps = min(steps, batch.steps_until(due - self._schedule.now, chunk))
+        assert steps is not None
+        self._running = True
+        self._began_at = self._schedule.now
+        self._chunk = chunk
+        self._steps = steps
+        self._plan_end()
+
+    def _choose_chunks(self) -> tuple[int, int | None]:
+        """Prompt tokens of the next step, and after how many steps that changes; None: never."""
+        chunks = self._chunks = []
+        if not self._queue:
+            return 0, None
+        most = self.spec.chunk_tokens
+        room = most
+        for leg in self._queue:
+            if leg.began_at is None:
+                leg.began_at = self._schedule.now
+            tokens = min(leg.todo, room)
+            chunks.append((leg, tokens))
+            room -= tokens
+            if not room:
+                break
+        steps = (self._queue[0].todo - 1) // most if len(chunks) == 1 else 1
+        return most - room, max(1, steps)
+
+    def _plan_end(self) -> None:
+        self._plan += 1
+        end = self._began_at + self._batch.elapsed_s(self._steps, self._chunk)
+        self._schedule.at(end, self._stepped, self._plan)
+
+    def _stepped(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        self._running = False
+        steps = self._steps
+        left = self._batch.advance(steps)
+        for leg in left:
+            self._left(leg)
+        if self._aloud:
+            self._say_aloud()
+        self._report()
+        for leg, tokens in self._chunks:
+            leg.todo -= tokens * steps
+            if not leg.todo:
+                self._computed(leg)
+        if self._inbox:
+            inbox, self._inbox = self._inbox, []
+            for row, waiting, message in inbox:
+                row(waiting, message)
+        self._go_on()
+
+    def _say_aloud(self) -> None:
+        for key, leg in list(self._aloud.items()):
+            self._speak(leg)
+            leg.fresh = False
+            if not (leg.racing or self._every_step):
+                del self._aloud[key]
+
+    def _report(self) -> None:
+        """Who was silent for long speaks."""
+        now = self._schedule.now
+        reports = self._reports
+        while reports and reports[0][0] <= now + SLACK:
+            leg = reports.popleft()[1]
+            if leg.leaves_at is not None:
+                self._speak(leg)
+                reports.append((now + self._report_s, leg))
+
+    def _computed(self, leg: ModelLeg) -> None:
+        """A leg has KV for all it knows: it samples its next token, and goes on."""
+        self._queue.remove(leg)
+        leg.computed = leg.prompt + leg.own
+        leg.own += leg.own < leg.end
+        leg.fresh = False
+        self._speak(leg)
+        if leg.start.role is Role.PREFILL:
+            leg.held = True
+            self.slots_used -= 1
+            self._send_waiting(leg)
+        else:
+            self._aim(leg, None)
+
+
+_ROWS: dict[type, Callable[[ModelWorker, ModelLeg, Any], None]] = {
+    SendKV: ModelWorker._send_kv,
+    Pause: ModelWorker._switch,
+    Resume: ModelWorker._switch,
+    Stop: ModelWorker._stop,
+    Feed: ModelWorker._feed,
+    Resync: ModelWorker._resync,
+}
