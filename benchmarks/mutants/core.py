@@ -288,7 +288,7 @@ CORE = (
         "9",
         "a worker without room is chosen",
         P + "router",
-        ("return w.has_room(tokens) if only_with_room else True", "return True"),
+        ("return w.has_room(tokens) if only_with_room else tokens", "return tokens"),
     ),
     _m(
         "9",

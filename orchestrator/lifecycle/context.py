@@ -1,7 +1,7 @@
 """What every step of a request's life works with: the world, the books, the outgoing actions."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from orchestrator.lifecycle.request import Leg, Request
 from orchestrator.policy.prefixes import PrefixBook
@@ -138,7 +138,7 @@ class Context:
         view = self.world.workers.get(leg.worker)
         booking = view.bookings.get((req.name, leg.epoch)) if view is not None else None
         if view is not None and booking is not None and booking.decoding_slot:
-            resting = replace(booking, decoding_slot=False, prefill_tokens=0)
+            resting = booking._replace(decoding_slot=False, prefill_tokens=0)
             view.book((req.name, leg.epoch), resting)
             self.room_made = True
 
@@ -147,7 +147,7 @@ class Context:
         view = self.world.workers.get(leg.worker)
         booking = view.bookings.get((req.name, leg.epoch)) if view is not None else None
         if view is not None and booking is not None:
-            view.book((req.name, leg.epoch), replace(booking, decoding_slot=True))
+            view.book((req.name, leg.epoch), booking._replace(decoding_slot=True))
 
     def feed(self, req: Request, leg: Leg, start: int, now: float) -> None:
         """Tell a leg the law from `start` on."""

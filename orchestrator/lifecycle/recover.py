@@ -69,7 +69,7 @@ def _try_route(ctx: Context, req: Request, now: float, *, any_role: bool) -> Ref
     ask = Ask(
         tokens=tokens,
         remaining=req.remaining,
-        hits=ctx.prefixes.hits(req.prefix, sorted(ctx.world.workers)),
+        hits=ctx.prefixes.hits(req.prefix, ctx.world.workers),
         forced=req.spec.route or ctx.config.route,
         excluded=frozenset(req.excluded),
         any_role=any_role,
@@ -175,7 +175,7 @@ def need_main(ctx: Context, req: Request, now: float) -> bool:
             ctx.world,
             context=_longest(req),
             near=source.site,
-            hits=ctx.prefixes.hits(req.prefix, sorted(ctx.world.workers)),
+            hits=ctx.prefixes.hits(req.prefix, ctx.world.workers),
             excluded=frozenset(req.excluded),
             any_role=bool(req.account.recoveries) or (bool(req.law.ids) and relay is None),
         )

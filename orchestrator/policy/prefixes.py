@@ -1,6 +1,5 @@
 """What the gateway knows of each worker's cached prefixes: hashes of 16-token blocks, bounded."""
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -8,15 +7,16 @@ from hashlib import blake2b
 BLOCK = 16
 
 
-def block_hashes(ids: Sequence[int], cache_salt: str) -> tuple[bytes, ...]:
-    """Chained hashes of the complete canonical blocks of `ids`; the salt starts the chain."""
-    parent = blake2b(cache_salt.encode(), digest_size=16).digest()
-    words = array("I", ids)
-    size = BLOCK * words.itemsize
-    raw = words.tobytes()
+def block_hashes(ids: tuple[int, ...], cache_salt: str) -> tuple[int, ...]:
+    """Chained hashes of the complete canonical blocks of `ids`; the salt starts the chain.
+
+    Python's own 64-bit hash, which is salted for text but not for tuples of integers: these are
+    the gateway's guesses alone, and a collision costs no more than a wrong one.
+    """
+    parent = int.from_bytes(blake2b(cache_salt.encode(), digest_size=8).digest(), "little")
     hashes = []
-    for start in range(0, len(raw) - size + 1, size):
-        parent = blake2b(parent + raw[start : start + size], digest_size=16).digest()
+    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
+        parent = hash((parent, ids[start : start + BLOCK]))
         hashes.append(parent)
     return tuple(hashes)
 
@@ -26,9 +26,9 @@ class PrefixBook:
 
     def __init__(self, blocks_per_worker: int = 4096) -> None:
         self._limit = blocks_per_worker
-        self._seen: dict[str, OrderedDict[bytes, None]] = {}
+        self._seen: dict[str, OrderedDict[int, None]] = {}
 
-    def note(self, worker: str, hashes: Sequence[bytes]) -> None:
+    def note(self, worker: str, hashes: Sequence[int]) -> None:
         """`worker` has computed or received these blocks."""
         seen = self._seen.setdefault(worker, OrderedDict())
         for h in hashes:
@@ -43,14 +43,18 @@ class PrefixBook:
         """The worker restarted: its cache is empty."""
         self._seen.pop(worker, None)
 
-    def hits(self, hashes: Sequence[bytes], workers: Iterable[str]) -> dict[str, int]:
+    def hits(self, hashes: Sequence[int], workers: Iterable[str]) -> dict[str, int]:
         """Leading tokens each worker probably has; workers without any are left out."""
         found = {}
         for worker in workers:
             seen = self._seen.get(worker)
             if not seen:
                 continue
-            depth = next((i for i, h in enumerate(hashes) if h not in seen), len(hashes))
+            depth = 0
+            for h in hashes:
+                if h not in seen:
+                    break
+                depth += 1
             if depth:
                 found[worker] = depth * BLOCK
         return found

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
+from typing import NamedTuple
 
 from orchestrator.state.events import Route
 from orchestrator.state.views import SAME_SITE_BYTES_PER_S, WorkerView, World
@@ -43,8 +44,7 @@ class Ask:
     any_role: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """A route with its workers and what is predicted for it, in seconds."""
 
     route: Route
@@ -83,7 +83,7 @@ def relay_reserve(ask: Ask, relay_tokens: int) -> int:
 
 def choose(ask: Ask, world: World) -> Decision | Refusal:
     """The fastest admissible route, or why there is none."""
-    live = [w for w in _ordered(world) if w.name not in ask.excluded and not w.draining]
+    live = [w for w in world.workers.values() if w.name not in ask.excluded and not w.draining]
     found = list(_decisions(ask, world, live, only_with_room=True))
     if ask.forced is not None:
         found = [d for d in found if d.route is ask.forced] or found
@@ -113,7 +113,7 @@ def place(
     """
     able = [
         w
-        for w in _ordered(world)
+        for w in world.workers.values()
         if w.name not in excluded
         and not w.draining
         and (any_role or role in w.up.roles)
@@ -143,54 +143,48 @@ def _rank(d: Decision) -> tuple[float, int, str, str]:
     return (round(d.cost_s / TIE_S) * TIE_S, ORDER[d.route], d.prefill, d.main)
 
 
-def _ordered(world: World) -> list[WorkerView]:
-    return [world.workers[name] for name in sorted(world.workers)]
-
-
 def _decisions(
     ask: Ask, world: World, live: list[WorkerView], *, only_with_room: bool
 ) -> Iterator[Decision]:
     need_main = main_reserve(ask)
-    live = [w for w in live if ask.tokens + ask.remaining <= w.up.max_context]
+    live = [w for w in live if need_main <= w.up.max_context]
 
-    def able(w: WorkerView, role: Role, tokens: int) -> bool:
-        if not (ask.any_role or role in w.up.roles) or tokens > w.up.kv_total_tokens:
-            return False
-        return w.has_room(tokens) if only_with_room else True
+    def fits(w: WorkerView, tokens: int) -> bool:
+        return w.has_room(tokens) if only_with_room else tokens <= w.up.kv_total_tokens
+
+    def able(role: Role, tokens: int) -> list[WorkerView]:
+        return [w for w in live if (ask.any_role or role in w.up.roles) and fits(w, tokens)]
+
+    def fits_beside(w: WorkerView, p: WorkerView, tokens: int) -> bool:
+        return w is not p or _both_fit(p, ask.tokens + tokens, only_with_room)
 
     prefills = _best_per_site(
-        (w for w in live if able(w, Role.PREFILL, ask.tokens)),
-        lambda w: (_prefill_s(ask, w), w.name),
+        able(Role.PREFILL, ask.tokens), lambda w: (_prefill_s(ask, w), w.name)
     )
     if ask.remaining <= 1:
         for p in prefills:
             yield _predict(ask, world, p, None, p)  # its own token is the last one
         return
-    mains = [w for w in live if able(w, Role.MAIN, need_main)]
-
-    def can_relay(w: WorkerView, p: WorkerView, tokens: int) -> bool:
-        alone = w is not p or _both_fit(p, ask.tokens + tokens, only_with_room)
-        return alone and able(w, Role.RELAY, tokens)
-
-    least = relay_reserve(ask, 0)
+    mains = able(Role.MAIN, need_main)
+    relays = sorted(
+        able(Role.RELAY, relay_reserve(ask, 0)), key=lambda w: (w.slots_used / w.up.slots, w.name)
+    )
     for p in prefills:
-        relays = sorted(
-            (w for w in live if w.site == p.site and can_relay(w, p, least)),
-            key=lambda w: (w.slots_used / w.up.slots, w.name),
-        )
-        local = [m for m in mains if m.site == p.site]
-        if p in local and _both_fit(p, ask.tokens + need_main, only_with_room):
+        if p in mains and fits_beside(p, p, need_main):
             yield _predict(ask, world, p, None, p)
-        for m in _lightest(ask, [m for m in local if m is not p]):
-            yield _predict(ask, world, p, None, m)
-        for m in _lightest(ask, [m for m in mains if m.site != p.site]):
-            if world.link(p.site, m.site) is None:
+        for m in _lightest(ask, [m for m in mains if m is not p]):
+            if not world.connected(p.site, m.site):
                 continue
             yield _predict(ask, world, p, None, m)
+            if m.site == p.site:
+                continue
             for relay in relays:
+                if relay.site != p.site:
+                    continue
                 relayed = _predict(ask, world, p, relay, m)
                 # The slower the line, the more the relay will decode and has to set aside.
-                if can_relay(relay, p, relay_reserve(ask, relayed.relay_tokens)):
+                need_relay = relay_reserve(ask, relayed.relay_tokens)
+                if fits(relay, need_relay) and fits_beside(relay, p, need_relay):
                     yield relayed
                     break
 
@@ -205,11 +199,10 @@ def _both_fit(w: WorkerView, tokens: int, only_with_room: bool) -> bool:
 def _best_per_site(
     workers: Iterable[WorkerView], key: Callable[[WorkerView], tuple[float | str, ...]]
 ) -> list[WorkerView]:
-    best: dict[str, WorkerView] = {}
+    sites: dict[str, list[WorkerView]] = {}
     for w in workers:
-        if w.site not in best or key(w) < key(best[w.site]):
-            best[w.site] = w
-    return [best[site] for site in sorted(best)]
+        sites.setdefault(w.site, []).append(w)
+    return [min(there, key=key) for there in sites.values()]
 
 
 def _lightest(ask: Ask, workers: list[WorkerView]) -> list[WorkerView]:

@@ -1,6 +1,7 @@
 """The core's view of workers and links, and its books of what it has placed where."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from orchestrator.state.events import WorkerUp
 from workers.api.messages import Load, Role
@@ -16,8 +17,7 @@ SAME_SITE_BYTES_PER_S = 1e9
 LegId = tuple[str, int]  # request and epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Booking:
+class Booking(NamedTuple):
     """What one leg takes of its worker, as the gateway booked it."""
 
     role: Role
