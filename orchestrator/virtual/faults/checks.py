@@ -24,8 +24,9 @@ from workers.api.messages import Role, Start, Stop
 SLACK = 1.02
 # What the core counts when something was lost or late.
 DAMAGES = ("_late", "_lost", "kv_failed")
-# The longest wait between two tokens after a small accident: a few rounds of asking again.
-FLOW_S = 2.0
+# The longest wait between two tokens after small accidents: a few in a row on a slow line, but no
+# deadline.
+FLOW_S = 5.0
 
 
 def check(world: World) -> list[Breach]:
