@@ -11,6 +11,7 @@ from rich.table import Table
 
 from benchmarks import handoff as handoff_bench
 from benchmarks.service import ServeFailed
+from orchestrator.cli.bench_driver import driver
 from orchestrator.cli.bench_faults import faults
 from orchestrator.cli.bench_mutants import mutants
 from orchestrator.cli.output import Format, FormatOption, print_json
@@ -19,6 +20,7 @@ from orchestrator.topology.packaged import packaged_topology
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+app.command()(driver)
 app.command()(faults)
 app.command()(mutants)
 

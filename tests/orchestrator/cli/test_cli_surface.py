@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 # command -> its options and arguments, as one types them
 SURFACE = {
+    "bench driver": ["--requests", "--seed", "-o/--output"],
     "bench faults": [
         *("--calm", "--jobs", "--request", "--scenario", "--seed", "--seeds", "--shrink"),
         "--story",
