@@ -1,0 +1,127 @@
+"""The closed form against stepping one by one, by a simulation of its own."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.replay.batch import Batch
+from tests.orchestrator.replay.rig import COSTS, Bench, spec, start
+from workers.api.messages import Pause, Paused, Resume, Stop
+from workers.costs import MeasuredCosts
+
+
+def stepped(
+    legs: list[tuple[float, int, int]], stops: dict[int, float], costs: MeasuredCosts
+) -> dict[int, float]:
+    """When each leg (ready at, prompt, tokens to decode) has its last token, step after step."""
+    waiting = sorted((at, n) for n, (at, _, _) in enumerate(legs))
+    batch: dict[int, int] = {}  # leg -> tokens decoded
+    ends: dict[int, float] = {}
+    now = 0.0
+    while waiting or batch:
+        if not batch:
+            now = max(now, waiting[0][0])
+            batch[waiting.pop(0)[1]] = 0
+        context = sum(legs[n][1] + 1 + done for n, done in batch.items())
+        now += costs.step_s((), len(batch), context)
+        for n in list(batch):
+            batch[n] += 1
+            if batch[n] == legs[n][2]:
+                ends[n] = now
+                del batch[n]
+            elif n in stops and stops[n] <= now:
+                del batch[n]
+        while waiting and waiting[0][0] <= now:
+            n = waiting.pop(0)[1]
+            if n not in stops or stops[n] > now:
+                batch[n] = 0
+    return ends
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_legs_that_join_and_leave(seed: int) -> None:
+    draw = random.Random(seed)
+    costs = replace(
+        COSTS, context_s=draw.choice((0.0, 1e-7, 2e-6, 1e-4)), sequence_s=draw.choice((0.0, 5e-4))
+    )
+    per_s = draw.choice((0.5, 5.0, 30.0))
+    at = 0.0
+    legs, stops = [], {}
+    for n in range(draw.randrange(1, 31)):
+        at += draw.expovariate(per_s)
+        legs.append((at, draw.randrange(10, 3000), draw.randrange(1, 400)))
+        if draw.random() < 0.2:
+            stops[n] = at + draw.random() * 5
+    bench = Bench(spec=spec(costs=costs))
+    for n, (ready, prompt, tokens) in enumerate(legs):
+        leg = start(
+            request=f"r{n}",
+            prompt_ids=tuple(range(prompt)),
+            limit=tokens + 1,
+            reserve=prompt + tokens + 1,
+        )
+        bench.decode(ready, leg)
+        if n in stops:
+            bench.at(stops[n], Stop(request=f"r{n}", epoch=1))
+    bench.run()
+
+    ends = stepped(legs, stops, costs)
+    for n, (_, _, tokens) in enumerate(legs):
+        runs = bench.runs(f"r{n}")
+        complete = bool(runs) and runs[-1][2] == tokens + 1
+        assert complete == (n in ends)
+        if complete:
+            assert runs[-1][0] == pytest.approx(ends[n], abs=1e-6)
+
+
+@pytest.mark.parametrize("context_s", [0.0, 1e-7, 1e-3])
+@pytest.mark.parametrize("chunk", [0, 512])
+def test_steps_and_seconds_are_each_others_inverse(context_s: float, chunk: int) -> None:
+    batch = Batch(replace(COSTS, context_s=context_s))
+    batch.size, batch.context = 7, 5000
+    for steps in (1, 2, 3, 50, 1000, 30_000):
+        seconds = batch.elapsed_s(steps, chunk)
+        assert batch.steps_until(seconds, chunk) == steps
+        assert batch.steps_until(seconds + 1e-4, chunk) == steps + 1
+        assert batch.steps_until(seconds - 1e-4, chunk) == steps
+
+
+def test_a_pause_and_a_resume_take_effect_at_whole_steps() -> None:
+    bench = Bench(spec=spec(costs=replace(COSTS, context_s=0.0, sequence_s=0.0)))
+    bench.decode(0.0, start())
+    bench.at(0.21, Pause(request="r", epoch=1, seq=1))
+    bench.at(0.5, Resume(request="r", epoch=1, seq=2))
+    bench.run()
+    [(at, paused)] = bench.heard(Paused)
+    assert isinstance(paused, Paused)
+    # The step that ran at 0.21 was the eleventh; index 0 was law.
+    assert (at, paused.at) == (pytest.approx(0.22), 12)
+    runs = bench.runs()
+    assert runs[:2] == [(pytest.approx(0.02), 1, 2), (pytest.approx(0.22), 2, 12)]
+    assert runs[-1] == (pytest.approx(0.5 + 38 * 0.02), 12, 50)
+
+
+def test_a_paused_leg_gives_its_slot_away_and_keeps_its_memory() -> None:
+    bench = Bench()
+    bench.decode(0.0, start())
+    bench.at(0.21, Pause(request="r", epoch=1, seq=1))
+    bench.run(1.0)
+    assert bench.worker.slots_used == 0
+    assert bench.worker.free_tokens == bench.spec.kv_tokens - 160
+    bench.at(1.0, Stop(request="r", epoch=1))
+    bench.run(2.0)
+    assert bench.worker.free_tokens == bench.spec.kv_tokens
+    assert bench.closed == [("r", 1)]
+
+
+def test_a_stop_in_the_middle_of_a_run_frees_at_the_end_of_the_step() -> None:
+    bench = Bench(spec=spec(costs=replace(COSTS, context_s=0.0, sequence_s=0.0)))
+    bench.decode(0.0, start())
+    bench.at(0.205, Stop(request="r", epoch=1))
+    bench.run(0.2199)
+    assert bench.worker.legs
+    bench.run(0.2201)
+    assert not bench.worker.legs
+    bench.run()
+    assert bench.runs() == [(pytest.approx(0.02), 1, 2)]

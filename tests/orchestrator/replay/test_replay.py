@@ -1,0 +1,129 @@
+"""Whole replays: every request ends well, nothing is left, long runs change nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import driver as driver_bench
+from orchestrator.replay.driver import Replay
+from orchestrator.state.actions import Finish
+from orchestrator.state.events import Arrived, HandoffMode, Route
+from tests.orchestrator.replay.rig import deployment, replayed, workload
+
+ROUTES = [Route.LOCAL, Route.DIRECT, Route.RELAY, None]
+
+
+def summaries(replay: Replay) -> list[Finish]:
+    ends = [outcome.end for outcome in replay.outcomes.values()]
+    assert all(isinstance(end, Finish) for end in ends), ends
+    return [end for end in ends if isinstance(end, Finish)]
+
+
+@pytest.mark.parametrize("handoff", HandoffMode)
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_request_gets_its_tokens(route: Route | None, handoff: HandoffMode) -> None:
+    asks = workload(60, 1, route=route, handoff=handoff)
+    replay = replayed(deployment(), asks)
+    summaries(replay)
+    for at, arrived in asks:
+        outcome = replay.outcomes[arrived.request]
+        assert outcome.tokens == arrived.limit
+        assert outcome.first_at is not None
+        assert outcome.last_at is not None
+        assert at < outcome.first_at <= outcome.last_at
+        assert (outcome.second_at is None) == (arrived.limit == 1)
+
+
+def test_the_route_is_taken_and_the_relay_hides_the_line() -> None:
+    waits = {}
+    for route in (Route.LOCAL, Route.DIRECT, Route.RELAY):
+        asks = [(at, a) for at, a in workload(40, 2, route=route, per_s=1.0) if a.limit > 30]
+        replay = replayed(deployment(), asks)
+        assert {end.summary.route for end in summaries(replay)} == {route}
+        assert any(end.summary.relay_tokens for end in summaries(replay)) == (route is Route.RELAY)
+        outcomes = replay.outcomes.values()
+        waits[route] = sum((o.second_at or 0.0) - (o.first_at or 0.0) for o in outcomes) / len(asks)
+    assert waits[Route.DIRECT] > 0.15
+    assert waits[Route.RELAY] < 0.1
+
+
+def test_it_is_deterministic() -> None:
+    asks = workload(80, 3, per_s=8.0)
+    one, two = replayed(deployment(), asks), replayed(deployment(), asks)
+    assert one.events == two.events
+    assert one.schedule.done == two.schedule.done
+    for name, outcome in one.outcomes.items():
+        other = two.outcomes[name]
+        assert outcome.end == other.end
+        assert (outcome.first_at, outcome.second_at, outcome.last_at) == (
+            other.first_at,
+            other.second_at,
+            other.last_at,
+        )
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("route", [Route.LOCAL, Route.DIRECT])
+def test_long_runs_change_nothing(route: Route, seed: int) -> None:
+    """Under overload too: some wait for memory and slots."""
+    setup = deployment()
+    small = tuple(replace(w, kv_tokens=6000, slots=6) for w in setup.workers)
+    setup = replace(setup, workers=small, report_s=1.0)
+    asks = workload(60, seed, route=route, per_s=12.0)
+    fast = replayed(setup, asks)
+    slow = replayed(replace(setup, every_step=True), asks)
+    assert fast.events < slow.events / 5
+    assert max(end.summary.queue_s for end in summaries(fast)) > 0.5
+    for name, outcome in fast.outcomes.items():
+        other = slow.outcomes[name]
+        assert outcome.first_at == pytest.approx(other.first_at, abs=1e-6)
+        assert outcome.second_at == pytest.approx(other.second_at, abs=1e-6)
+        assert outcome.last_at == pytest.approx(other.last_at, abs=1e-6)
+
+
+@pytest.mark.parametrize("handoff", HandoffMode)
+def test_a_handover_ends_when_it_would_token_by_token(handoff: HandoffMode) -> None:
+    asks = workload(80, 5, route=Route.RELAY, handoff=handoff, per_s=4.0)
+    fast = replayed(deployment(), asks)
+    slow = replayed(deployment(every_step=True), asks)
+    late = []
+    for name, outcome in fast.outcomes.items():
+        other = slow.outcomes[name]
+        assert outcome.last_at is not None
+        assert other.last_at is not None
+        late.append(abs(outcome.last_at - other.last_at))
+        assert outcome.end is not None
+    assert sum(late) / len(late) < 0.02  # a step takes 0.02 to 0.03
+    assert max(late) < 0.2
+
+
+def test_what_is_refused_is_placed_elsewhere_or_waits() -> None:
+    """The gateway books tokens, a worker gives out blocks: what seems to fit may be refused."""
+    setup = deployment()
+    small = tuple(replace(w, kv_tokens=2400, slots=4) for w in setup.workers)
+    asks = [
+        (at, replace(a, prompt_ids=a.prompt_ids[: 400 - n % 16]))
+        for n, (at, a) in enumerate(workload(120, 7, per_s=30.0))
+    ]
+    replay = replayed(replace(setup, workers=small), asks)
+    assert replay.machine.ctx.counts["refused"] > 0
+    waited = [end.summary.queue_s for end in summaries(replay)]
+    assert max(waited) > 1.0
+
+
+def test_stop_strings_are_not_modelled() -> None:
+    with pytest.raises(ValueError, match="stop strings"):
+        Replay(deployment()).ask(
+            0.0, Arrived(request="r", prompt_ids=(1,), limit=5, stop_strings=("x",))
+        )
+
+
+def test_the_benchmark() -> None:
+    result = driver_bench.run(requests=80)
+    assert result["requests"] == 80
+    assert set(result["routes"]) == {"local", "direct", "relay", "auto"}
+    assert result["routes"]["relay"]["taken"] == {"relay": 20}
+    assert result["max_difference_s"] < 0.2
+    assert result["step_by_step"]["routes"]["direct"]["max_difference_s"] < 1e-6
+    assert result["step_by_step"]["cpu_s_per_1000_requests"] > result["cpu_s_per_1000_requests"]
+    assert result["python_loop_s"] > 0
