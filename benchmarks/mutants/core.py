@@ -138,7 +138,7 @@ CORE = (
         "6",
         "a silent leg is asked but not fed",
         L + "deadlines",
-        ("if leg.role is not Role.PREFILL and leg.fed < len(req.law):", "if False:"),
+        ("if leg.role is not Role.PREFILL and leg.fed < len(req.law.ids):", "if False:"),
     ),
     _m(
         "6",
@@ -180,7 +180,10 @@ CORE = (
         "6",
         "a prefill is asked for what comes after its token",
         L + "deadlines",
-        ("start = leg.base if leg.role is Role.PREFILL else len(req.law)", "start = len(req.law)"),
+        (
+            "start = leg.base if leg.role is Role.PREFILL else len(req.law.ids)",
+            "start = len(req.law.ids)",
+        ),
     ),
     # ------------------------------------------------ 7: recovery
     _m(
@@ -428,8 +431,8 @@ CORE = (
         "a second relay is slowed to main's pace",
         L + "release",
         (
-            "    if req.leg(Role.RELAY) is not None:\n",
-            "    if req.leg(Role.RELAY) is not None and req.account.handoff_index is None:\n",
+            "    if req.relay is not None:\n",
+            "    if req.relay is not None and req.account.handoff_index is None:\n",
         ),
     ),
     _m(

@@ -10,7 +10,7 @@ from workers.api.messages import Role, TokenRun
 
 def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
     """Judge a run of a live leg, then every run that waited for its turn."""
-    known, law = (leg.fed, leg.accepted), len(req.law)
+    known, law = (leg.fed, leg.accepted), len(req.law.ids)
     leg.heard_at = now
     leg.resync_after = 0.0
     leg.resync_wait = ctx.config.deadlines.resync
@@ -21,7 +21,7 @@ def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) ->
         leg.spoke_at = now
         leg.clock.note(run.index, run.index + len(run.ids), now)
     _judge(ctx, req, leg, run, now)
-    if leg.role is Role.PREFILL and has_own(run) and len(req.law) > leg.base:
+    if leg.role is Role.PREFILL and has_own(run) and len(req.law.ids) > leg.base:
         leg.produced = True  # from now on it only holds KV
         ctx.free_slot(req, leg)
     recheck(ctx, req, now)
@@ -38,19 +38,19 @@ def has_own(run: TokenRun) -> bool:
 
 def recheck(ctx: Context, req: Request, now: float) -> bool:
     """Look again at what was parked, when law or authority may have changed; True: the law grew."""
-    before = len(req.law)
+    before = len(req.law.ids)
     moved = True
     while moved and not req.over:
         moved = False
-        for leg in list(req.legs.values()):
-            if not leg.parked or min(run.index for run in leg.parked) > len(req.law):
+        for leg in [leg for leg in req.legs.values() if leg.parked]:
+            if min(run.index for run in leg.parked) > len(req.law.ids):
                 continue  # only what does not begin in the future can be judged
             parked, leg.parked = leg.parked, []
             for run in parked:
                 if leg.epoch not in req.legs or req.over:
                     break
                 moved |= _judge(ctx, req, leg, run, now)
-    return len(req.law) > before
+    return len(req.law.ids) > before
 
 
 def _judge(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> bool:
@@ -96,7 +96,7 @@ def _diverged(ctx: Context, req: Request, leg: Leg, run: TokenRun) -> None:
 
 def _accept(ctx: Context, req: Request, leg: Leg, run: TokenRun, skip: int, now: float) -> None:
     ids = run.ids[skip:]
-    start = len(req.law)
+    start = len(req.law.ids)
     keep, reason = _ending(req, ids, start)
     ids = ids[:keep]
     logprobs = None if run.logprobs is None else run.logprobs[skip : skip + keep]

@@ -40,7 +40,7 @@ class Context:
     ) -> Leg:
         """Start a leg; with a source its KV begins to move as well."""
         view = self.world.workers[worker]
-        law = len(req.law)
+        law = len(req.law.ids)
         cover = source.base if source is not None else 0
         leg = Leg(
             epoch=req.next_epoch,
@@ -56,7 +56,7 @@ class Context:
             resync_wait=self.config.deadlines.resync,
         )
         req.next_epoch += 1
-        req.legs[leg.epoch] = leg
+        req.add(leg)
         req.account.workers[role.value] = worker
         spec = req.spec
         booking = Booking(
@@ -116,7 +116,7 @@ class Context:
 
     def forget_leg(self, req: Request, leg: Leg) -> None:
         """Take a leg out of the request and the books; legs it was the source of lose it."""
-        del req.legs[leg.epoch]
+        req.remove(leg)
         view = self.world.workers.get(leg.worker)
         if view is not None and view.unbook((req.name, leg.epoch)):
             self.room_made = True
@@ -154,9 +154,9 @@ class Context:
         ids = tuple(req.law.ids[start:])
         self.send(
             leg.worker,
-            Feed(request=req.name, epoch=leg.epoch, law=len(req.law), start=start, ids=ids),
+            Feed(request=req.name, epoch=leg.epoch, law=len(req.law.ids), start=start, ids=ids),
         )
-        leg.sent = len(req.law)
+        leg.sent = len(req.law.ids)
         if leg.deaf and leg.owes_since is None:
             leg.owes_since = now
 
@@ -171,7 +171,7 @@ class Context:
 
     def reserve(self, req: Request, role: Role) -> int:
         """Tokens of KV memory a leg sets aside (PROTOCOL, rule 9)."""
-        have = len(req.spec.prompt_ids) + len(req.law)
+        have = len(req.spec.prompt_ids) + len(req.law.ids)
         if role is Role.PREFILL:
             return have
         if role is Role.MAIN:

@@ -18,10 +18,8 @@ RequestAct = Callable[[Context, Request, float], None]
 LegAct = Callable[[Context, Request, Leg, float], None]
 
 
-def next_due(ctx: Context, req: Request) -> float | None:
-    """When this request wants to be looked at again; None once it is over."""
-    if req.over:
-        return None
+def next_due(ctx: Context, req: Request) -> float:
+    """When a request that is not over wants to be looked at again."""
     soonest = inf
     for at, _ in _request_dues(ctx, req):
         if at < soonest:
@@ -52,9 +50,8 @@ def _request_dues(ctx: Context, req: Request) -> list[tuple[float, RequestAct]]:
         dues.append((req.waiting_since + limits.queue, _queue_late))
     if req.retry_at is not None:
         dues.append((req.retry_at, retry))
-    released_at = release.due(req)
-    if released_at is not None:
-        dues.append((released_at, release.release))
+    if req.release_at is not None and req.released < len(req.law.ids):
+        dues.append((req.release_at, release.release))
     return dues
 
 
@@ -110,15 +107,19 @@ def _moving_since(req: Request, leg: Leg) -> float | None:
 
 def _waits_for_law(req: Request, leg: Leg) -> bool:
     """Main in a race that is ahead of the law may rightly be silent (its own end-of-text)."""
-    ahead = leg.role is Role.MAIN and not leg.accepted and leg.heard > len(req.law)
+    ahead = leg.role is Role.MAIN and not leg.accepted and leg.heard > len(req.law.ids)
     return ahead and req.phase is Phase.RACE
 
 
 def _resync_due(leg: Leg, since: float) -> float:
-    silent_since = max(leg.heard_at or since, since)
-    if leg.owes_since is not None:
-        silent_since = min(silent_since, leg.owes_since)
-    return max(silent_since, leg.resync_after) + leg.resync_wait
+    """When to ask a leg that may speak since then: conditions, as this is worked out so often."""
+    if leg.heard_at is not None and leg.heard_at > since:
+        since = leg.heard_at
+    if leg.owes_since is not None and leg.owes_since < since:
+        since = leg.owes_since
+    if leg.resync_after > since:
+        since = leg.resync_after
+    return since + leg.resync_wait
 
 
 # ------------------------------------------------------------------ acts
@@ -140,7 +141,7 @@ def _look(ctx: Context, req: Request, leg: Leg, now: float) -> None:
 
 
 def _cut_late(ctx: Context, req: Request, relay: Leg, now: float) -> None:
-    main = req.leg(Role.MAIN)
+    main = req.main
     if main is not None:
         lose_leg(ctx, req, main, exclude=True)
 
@@ -152,7 +153,7 @@ def _lose(ctx: Context, req: Request, leg: Leg, now: float) -> None:
 
 def _kv_late(ctx: Context, req: Request, leg: Leg, now: float) -> None:
     ctx.counts["kv_late"] += 1
-    relay = req.leg(Role.RELAY)
+    relay = req.relay
     if leg.role is Role.MAIN and relay is not None and relay.landed:
         req.relay_finishes = True
     lose_leg(ctx, req, leg, exclude=True)
@@ -168,10 +169,10 @@ def ask_again(ctx: Context, req: Request, leg: Leg, now: float) -> None:
     _backoff(leg, now)
     ctx.counts["resyncs"] += 1
     leg.owes_since = None if leg.owes_since is None else now
-    if leg.role is not Role.PREFILL and leg.fed < len(req.law):
+    if leg.role is not Role.PREFILL and leg.fed < len(req.law.ids):
         ctx.feed(req, leg, leg.fed, now)
     # A prefill's one token is wanted even when others gave it: it says that the KV is computed.
-    start = leg.base if leg.role is Role.PREFILL else len(req.law)
+    start = leg.base if leg.role is Role.PREFILL else len(req.law.ids)
     ctx.send(leg.worker, Resync(request=req.name, epoch=leg.epoch, start=start))
 
 

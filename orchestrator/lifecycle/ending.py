@@ -6,7 +6,6 @@ from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.request import NEAR_HANDOFF, Request
 from orchestrator.state.actions import Fail, Failure, Finish, Summary
 from orchestrator.state.events import Route
-from workers.api.messages import Role
 
 RETRY_AFTER_S = {Failure.OVERLOADED: 1.0, Failure.UNAVAILABLE: 5.0}
 
@@ -55,7 +54,7 @@ def tell_failure(ctx: Context, req: Request) -> None:
 
 def note_steps(req: Request) -> None:
     """Keep the decode speeds of the live legs for the account, before they are stopped."""
-    relay, main = req.leg(Role.RELAY), req.leg(Role.MAIN)
+    relay, main = req.relay, req.main
     if relay is not None:
         req.account.relay_step_s = relay.clock.step_s or req.account.relay_step_s
     if main is not None:
@@ -73,7 +72,7 @@ def summarise(req: Request) -> Summary:
         handoff_index=a.handoff_index,
         relay_tokens=a.relay_tokens,
         prompt_tokens=len(req.spec.prompt_ids),
-        completion_tokens=len(req.law),
+        completion_tokens=len(req.law.ids),
         queue_s=routed_at - req.arrived_at,
         prefill_s=None if first is None else first - routed_at,
         kv_transfer_s=None if landed is None or first is None else max(0.0, landed - first),

@@ -7,7 +7,7 @@ from orchestrator.lifecycle.request import Leg, Request
 from orchestrator.policy import handoff
 from orchestrator.policy.handoff import Handover, Verdict
 from orchestrator.state.events import HandoffMode
-from workers.api.messages import Pause, Role
+from workers.api.messages import Pause
 
 # After the handoff the lead is given back a tenth faster than main decodes.
 DRAIN_RATIO = 0.9
@@ -17,7 +17,7 @@ def end_relay(ctx: Context, req: Request, now: float) -> None:
     """In a race: ask the policy, and pause the relay when it says so."""
     if req.phase is not Phase.RACE:
         return
-    relay, main = req.leg(Role.RELAY), req.leg(Role.MAIN)
+    relay, main = req.relay, req.main
     if relay is None or main is None or main.landed_at is None:
         return
     relay_worker = ctx.world.workers[relay.worker]
@@ -25,11 +25,11 @@ def end_relay(ctx: Context, req: Request, now: float) -> None:
         Handover(
             mode=req.mode,
             main_heard=main.spoke_at is not None,
-            lag=max(0, len(req.law) - main.heard),
+            lag=max(0, len(req.law.ids) - main.heard),
             relay_step_s=ctx.step_s(relay),
             main_step_s=ctx.step_s(main),
             rtt_s=ctx.gateway_rtt_s(main),
-            lead_s=(len(req.law) - req.released) * (pace_s(ctx, req) or 0.0),
+            lead_s=(len(req.law.ids) - req.released) * (pace_s(ctx, req) or 0.0),
             bound_s=ctx.config.handoff_bound_s,
             bound_passed=now >= race_ends_at(ctx, req, main),
             relay_overloaded=relay_worker.slots_used >= relay_worker.up.slots,
@@ -61,7 +61,7 @@ def pace_s(ctx: Context, req: Request) -> float | None:
     """
     if req.mode is not HandoffMode.AUTO or req.over or not req.account.relay_tokens:
         return None
-    relay, main = req.leg(Role.RELAY), req.leg(Role.MAIN)
+    relay, main = req.relay, req.main
     if main is None:
         return None
     main_step_s = ctx.step_s(main)
@@ -75,7 +75,7 @@ def pace_s(ctx: Context, req: Request) -> float | None:
 
 def wanted_lead_s(ctx: Context, req: Request) -> float:
     """The lead worth keeping: what a cut needs; nothing once main decodes."""
-    relay, main = req.leg(Role.RELAY), req.leg(Role.MAIN)
+    relay, main = req.relay, req.main
     if relay is None or main is None:
         return 0.0
     return handoff.wanted_lead_s(ctx.step_s(relay), ctx.step_s(main), ctx.gateway_rtt_s(main))

@@ -130,14 +130,14 @@ class Machine:
         elif name in self._queue:
             del self._queue[name]
         due = deadlines.next_due(self.ctx, req)
-        if due is not None and self._due_at.get(name) != due:
+        if self._due_at.get(name) != due:
             self._due_at[name] = due
             heapq.heappush(self._due, (due, name))
 
     def _feed(self, req: Request, now: float) -> None:
         if req.over:
             return
-        law = len(req.law)
+        law = len(req.law.ids)
         for leg in req.legs.values():
             if leg.role is not Role.PREFILL and leg.sent < law:
                 self.ctx.feed(req, leg, max(leg.fed, leg.sent - FEED_OVERLAP), now)
@@ -148,8 +148,10 @@ class Machine:
         self._due_at.pop(req.name, None)
 
     def _expire(self, now: float) -> None:
-        while (due := self.next_deadline()) is not None and due <= now:
-            _, name = heapq.heappop(self._due)
+        while self._due and self._due[0][0] <= now:
+            due, name = heapq.heappop(self._due)
+            if self._due_at.get(name) != due:
+                continue
             del self._due_at[name]
             req = self._at_work = self.requests[name]
             deadlines.expire(self.ctx, req, now)
@@ -294,9 +296,9 @@ class Machine:
         if leg.role is not Role.PREFILL and not leg.landed and has_own(run):
             # It cannot sample without its KV: the word that it landed is late or lost.
             self._has_landed(req, leg, now)
-        before = len(req.law)
+        before = len(req.law.ids)
         take_run(self.ctx, req, leg, run, now)
-        if leg.role is Role.PREFILL and before == leg.base and len(req.law) > before:
+        if leg.role is Role.PREFILL and before == leg.base and len(req.law.ids) > before:
             self.ctx.prefixes.note(leg.worker, req.prefix)
 
     def _landed(self, req: Request, leg: Leg, message: Landed, now: float) -> None:
@@ -311,7 +313,7 @@ class Machine:
             return
         if req.account.landed_at is None:
             req.account.landed_at = now
-        relay = req.leg(Role.RELAY)
+        relay = req.relay
         if relay is not None and not relay.landed and not relay.accepted:
             self.ctx.stop_leg(req, relay)  # rule 11: it would hide nothing any more
 

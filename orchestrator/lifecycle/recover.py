@@ -65,7 +65,7 @@ def find_place(ctx: Context, req: Request, now: float) -> Refusal | None:
 
 
 def _try_route(ctx: Context, req: Request, now: float, *, any_role: bool) -> Refusal | None:
-    tokens = len(req.spec.prompt_ids) + len(req.law)
+    tokens = len(req.spec.prompt_ids) + len(req.law.ids)
     ask = Ask(
         tokens=tokens,
         remaining=req.remaining,
@@ -134,7 +134,7 @@ def retry(ctx: Context, req: Request, now: float) -> None:
 
 def need_prefill(ctx: Context, req: Request, now: float) -> bool:
     """Before token 0 everything hangs on the prefill leg: without it, start again."""
-    if req.leg(Role.PREFILL) is not None or req.retry_at is not None:
+    if req.prefill is not None or req.retry_at is not None:
         return False
     start_again(ctx, req, now)
     return True
@@ -144,7 +144,7 @@ def need_producer(ctx: Context, req: Request, now: float) -> bool:
     """Nobody decodes and nobody will: prefill prompt + law."""
     if req.retry_at is not None:
         return False
-    prefill, main = req.leg(Role.PREFILL), req.leg(Role.MAIN)
+    prefill, main = req.prefill, req.main
     if prefill is not None and not prefill.produced:
         return False
     if main is not None and (main.landed or main.source is not None):
@@ -161,9 +161,9 @@ def need_main(ctx: Context, req: Request, now: float) -> bool:
     While the relay decodes there is time to look for a main again and again. Once main's attempts
     are spent, or its KV can come from nowhere, the relay finishes.
     """
-    if req.leg(Role.MAIN) is not None or req.relay_finishes or req.retry_at is not None:
+    if req.main is not None or req.relay_finishes or req.retry_at is not None:
         return False
-    prefill, relay = req.leg(Role.PREFILL), req.leg(Role.RELAY)
+    prefill, relay = req.prefill, req.relay
     if req.remaining <= 1 and prefill is not None and not prefill.produced:
         return False  # the prefill's token is the last one
     source = _source_for(req, None)
@@ -210,7 +210,7 @@ def need_source(ctx: Context, req: Request, now: float) -> bool:
 
 def free_hold(ctx: Context, req: Request, now: float) -> bool:
     """Nobody will need the prefill's KV any more: the relay has it and brings the request home."""
-    prefill, relay = req.leg(Role.PREFILL), req.leg(Role.RELAY)
+    prefill, relay = req.prefill, req.relay
     if not req.relay_finishes or prefill is None or not prefill.produced:
         return False
     if relay is None or not relay.landed:
@@ -221,11 +221,11 @@ def free_hold(ctx: Context, req: Request, now: float) -> bool:
 
 def need_relay(ctx: Context, req: Request, now: float) -> bool:
     """The relay is missing while main's KV is still far: another one beside the prefill."""
-    prefill, main = req.leg(Role.PREFILL), req.leg(Role.MAIN)
+    prefill, main = req.prefill, req.main
     if (
         req.decision is None
         or req.decision.route is not Route.RELAY
-        or req.leg(Role.RELAY) is not None
+        or req.relay is not None
         or prefill is None
         or main is None
         or main.landed
@@ -253,7 +253,7 @@ def need_relay(ctx: Context, req: Request, now: float) -> bool:
 
 def resume_relay(ctx: Context, req: Request, now: float) -> bool:
     """A paused relay whose main is gone takes up decoding again (rule 5)."""
-    relay, main = req.leg(Role.RELAY), req.leg(Role.MAIN)
+    relay, main = req.relay, req.main
     if relay is None or not relay.paused or (main is not None and main.landed):
         return False
     relay.paused, relay.paused_since, relay.pause_at = False, None, None
@@ -279,7 +279,7 @@ def _source_for(req: Request, target: Leg | None) -> Leg | None:
 
     Legs of one start know the same law or more, so either has all that the target lacks.
     """
-    prefill, relay = req.leg(Role.PREFILL), req.leg(Role.RELAY)
+    prefill, relay = req.prefill, req.relay
     copies = [prefill, relay if relay is not target and relay and relay.landed else None]
     for leg in copies:
         if leg is not None and leg.epoch not in req.failed_sources:

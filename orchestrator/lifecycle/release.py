@@ -7,7 +7,6 @@ from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.handover import pace_s, wanted_lead_s
 from orchestrator.lifecycle.request import Request
 from orchestrator.state.actions import Emit
-from workers.api.messages import Role
 
 # Beyond the lead a cut needs this many tokens more are kept, against jitter.
 SPARE_TOKENS = 2
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 def release(ctx: Context, req: Request, now: float) -> None:
     """Emit what is due and note when the next token is."""
-    law = len(req.law)
+    law = len(req.law.ids)
     if req.released == law:
         return
     pace = pace_s(ctx, req)
@@ -26,7 +25,7 @@ def release(ctx: Context, req: Request, now: float) -> None:
         req.release_at = None
         return
     upto = req.released
-    if req.leg(Role.RELAY) is not None:
+    if req.relay is not None:
         # More lead than a cut needs would only delay the client.
         keep = ceil(wanted_lead_s(ctx, req) / pace) + SPARE_TOKENS
         upto = max(upto, law - keep)
@@ -37,11 +36,6 @@ def release(ctx: Context, req: Request, now: float) -> None:
         # it is late by more than a token, or when the lead was too long and this one came early.
         on_time = now - pace < due_at <= now
         req.release_at = (due_at if on_time else now) + pace
-
-
-def due(req: Request) -> float | None:
-    """When the next paced token is to be released."""
-    return req.release_at if req.released < len(req.law) else None
 
 
 def _emit(ctx: Context, req: Request, upto: int, now: float) -> None:

@@ -150,6 +150,9 @@ class Request:
     decision: Decision | None = None
     law: Law = field(default_factory=Law)
     legs: dict[int, Leg] = field(default_factory=dict)
+    prefill: Leg | None = None  # the live leg with this role; there is never more than one
+    relay: Leg | None = None
+    main: Leg | None = None
     next_epoch: int = 0
     excluded: set[str] = field(default_factory=set)
     failed_sources: set[int] = field(default_factory=set)  # legs whose KV did not arrive
@@ -179,23 +182,30 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        return self.spec.limit - len(self.law)
+        return self.spec.limit - len(self.law.ids)
+
+    def add(self, leg: Leg) -> None:
+        """A leg has started."""
+        self.legs[leg.epoch] = leg
+        setattr(self, leg.role, leg)
+
+    def remove(self, leg: Leg) -> None:
+        """A leg has ended."""
+        del self.legs[leg.epoch]
+        setattr(self, leg.role, None)
 
     def leg(self, role: Role) -> Leg | None:
-        """The live leg with this role; there is never more than one."""
-        for leg in self.legs.values():
-            if leg.role is role:
-                return leg
-        return None
+        """The live leg with this role."""
+        leg: Leg | None = getattr(self, role)
+        return leg
 
     @property
     def authority(self) -> Leg | None:
         """The highest-ranked live leg with an accepted token."""
-        highest: Leg | None = None
-        for leg in self.legs.values():
-            if leg.accepted and (highest is None or leg.rank > highest.rank):
-                highest = leg
-        return highest
+        for leg in (self.main, self.relay, self.prefill):
+            if leg is not None and leg.accepted:
+                return leg
+        return None
 
     def owes(self, leg: Leg) -> bool:
         """Whether a leg that speaks leaves something out, so that it must be asked.
@@ -208,20 +218,13 @@ class Request:
         """Whether nobody but this leg brings the next token."""
         if leg is self.authority:
             return True
-        relay = self.leg(Role.RELAY)
-        return leg.role is Role.MAIN and (relay is None or relay.paused)
+        return leg is self.main and (self.relay is None or self.relay.paused)
 
     def joint_phase(self) -> Phase:
         """Where the live legs say that the request stands."""
-        main = relay = None
-        for leg in self.legs.values():
-            if leg.role is Role.MAIN:
-                main = leg
-            elif leg.role is Role.RELAY:
-                relay = leg
-        return JOINT[self._token_track(main, relay), _kv_track(main)]
+        return JOINT[self._token_track(), self._kv_track()]
 
-    def _token_track(self, main: Leg | None, relay: Leg | None) -> TokenTrack:
+    def _token_track(self) -> TokenTrack:
         """Who brings the next token."""
         if self.over:
             return TokenTrack.ENDED
@@ -229,15 +232,14 @@ class Request:
             return TokenTrack.UNROUTED
         if not self.law.ids:
             return TokenTrack.EMPTY
-        if main is not None and main.accepted:
+        if self.main is not None and self.main.accepted:
             return TokenTrack.MAIN
-        if relay is not None:
-            return TokenTrack.PAUSED if relay.paused else TokenTrack.RELAYING
+        if self.relay is not None:
+            return TokenTrack.PAUSED if self.relay.paused else TokenTrack.RELAYING
         return TokenTrack.WAITING
 
-
-def _kv_track(main: Leg | None) -> KVTrack:
-    """Where main's KV is."""
-    if main is None:
-        return KVTrack.ABSENT
-    return KVTrack.LANDED if main.landed else KVTrack.MOVING
+    def _kv_track(self) -> KVTrack:
+        """Where main's KV is."""
+        if self.main is None:
+            return KVTrack.ABSENT
+        return KVTrack.MOVING if self.main.landed_at is None else KVTrack.LANDED

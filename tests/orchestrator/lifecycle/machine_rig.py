@@ -131,6 +131,9 @@ class MachineRig:
         due = self.machine.next_deadline()
         assert due is None or due > self.now, f"the deadline {due} is not after {self.now}"
         for req in self.machine.requests.values():
+            roles = {leg.role: leg for leg in req.legs.values()}
+            assert len(roles) == len(req.legs), "two live legs have one role"
+            assert all(req.leg(role) is roles.get(role) for role in Role)
             before = req.phase
             settle_phase(req)
             assert req.phase is before, "the stored phase lags behind the tracks"
