@@ -25,11 +25,13 @@ MEMBERSHIP = (
             'news: list[News] = [Lost(reason="it restarted")] if self.up else []',
             "news: list[News] = []",
         ),
+        exempt="the core itself drops a worker's legs when it comes up again",
     ),
     _m(
         "a worker that refuses is never lost",
         "reach",
         (" or self._refusals >= REFUSALS_TO_LOSE):", "):"),
+        exempt="its silence loses it a few seconds later: slower, but no promise",
     ),
     _m(
         "a silent worker is never lost",

@@ -71,10 +71,17 @@ def _client(world: World, client: Client) -> Iterator[Breach]:
             yield breach(Promise.COUNTS, f"{counted} counted, {len(client.ids)} came")
         recoveries = client.end.summary.recoveries
         peaceful = world.troubled_since is None or client.ended_at < world.troubled_since
-        if recoveries and peaceful:
+        if recoveries and peaceful and _line_holds(world):
             yield breach(Promise.NO_LOSS, f"{recoveries} legs")
     elif isinstance(client.end, Fail) and client.end.failure is Failure.INTERNAL:
         yield breach(Promise.NO_DEFECT, client.end.message)
+
+
+def _line_holds(world: World) -> bool:
+    """Whether all prompts together could cross one line within one leg's deadline for KV."""
+    per_token = next(iter(world.workers.values())).engine.info.kv_bytes_per_token
+    prompts = sum(len(client.ask.arrived.prompt_ids) for client in world.clients.values())
+    return prompts * per_token <= world.setup.bytes_per_s * world.setup.core.deadlines.kv
 
 
 def _gateway(world: World, gateway: VirtualGateway) -> Iterator[Breach]:
