@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from orchestrator.membership.reports import Hello
-from orchestrator.virtual.kv import KVPlane
+from orchestrator.virtual.kv.plane import KVPlane
 from orchestrator.virtual.network import Connection, Network
 from orchestrator.virtual.process import ClockError, Process
 from orchestrator.virtual.promises import Breach, Promise, defect
@@ -18,7 +18,7 @@ from workers.engines.base import SeqId, SequenceSpec, Step
 from workers.engines.simulated.engine import SimulatedEngine, WrongKV
 from workers.engines.simulated.model import SimulatedModel
 from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
-from workers.recent import RecentAnswers
+from workers.streams.recent import RecentAnswers
 from workers.worker import Worker
 
 T = TypeVar("T")

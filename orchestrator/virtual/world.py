@@ -7,7 +7,7 @@ from random import Random
 from orchestrator.virtual.agent import VirtualAgent
 from orchestrator.virtual.client import Client
 from orchestrator.virtual.gateway import VirtualGateway
-from orchestrator.virtual.kv import KVPlane
+from orchestrator.virtual.kv.plane import KVPlane
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from orchestrator.virtual.promises import Breach, Promise

@@ -118,8 +118,8 @@ class World:
             try:
                 framing.check_body(preamble, raw[split:])
             except frames.FrameError as error:
-                assert not self.receiver.put(frame, len(raw) - split, error, self.now)
-                self.cut()
+                if not self.receiver.put(frame, len(raw) - split, error, self.now):
+                    self.cut()
                 return
             self.decoding.append((frame, raw[split:]))
 

@@ -6,8 +6,8 @@ import orjson
 
 from workers.api.messages import Landed, TokenRun
 from workers.outputs import Up
-from workers.recent import ANSWERS_S
 from workers.service.token_streams import BACKLOG_BYTES, TokenStreams
+from workers.streams.recent import ANSWERS_S
 
 
 def landed(request: str, gateway: str = "g") -> Up:

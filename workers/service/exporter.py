@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from transport.base import StreamId
 from transport.tcp import KVClient, Outgoing, StreamBroken
 from workers.engines.base import Engine, SeqId
-from workers.exports import Exports, Unsent, as_slice, why_failed
 from workers.outputs import OpenStream
+from workers.streams.exports import Exports, Unsent, as_slice, why_failed
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """KV in: what the transport receives goes to the engine's pool; the worker's core decides."""
 
 from transport.base import Offer, Slice, StreamId, StreamStats
-from workers import imports
 from workers.engines.base import Engine
 from workers.service.engine_thread import EngineThread
+from workers.streams import imports
 
 
 class Importer:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from workers.api.messages import Load, UpMessage
 from workers.api.wire import encode
 from workers.outputs import Up
-from workers.recent import RecentAnswers
+from workers.streams.recent import RecentAnswers
 
 BACKLOG_BYTES = 1 << 20
 CLOSE_S = 0.5

@@ -4,8 +4,8 @@ from tests.workers.worker_rig import PROMPT, Rig, feed, send_kv, start
 from workers.api.info import Part
 from workers.api.messages import Role
 from workers.engines.base import SeqId
-from workers.exports import SLICE_TOKENS, Exports, Unsent, why_failed
 from workers.outputs import OpenStream
+from workers.streams.exports import SLICE_TOKENS, Exports, Unsent, why_failed
 
 
 def prefill() -> tuple[Rig, Exports, OpenStream]:

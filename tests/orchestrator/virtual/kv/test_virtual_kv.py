@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from orchestrator.virtual import kv_pipe
-from orchestrator.virtual.kv_pipe import Pipe, damaged, read
+from orchestrator.virtual.kv import pipe as kv_pipe
+from orchestrator.virtual.kv.pipe import Pipe, damaged, read
 from orchestrator.virtual.network import Accidents
-from tests.orchestrator.virtual.kv_faults import Trouble
-from tests.orchestrator.virtual.kv_rig import COSTS, KVWorld
+from tests.orchestrator.virtual.kv.kv_faults import Trouble
+from tests.orchestrator.virtual.kv.kv_rig import COSTS, KVWorld
 from tests.workers.worker_rig import MODEL
 from transport.base import StreamId
 from transport.frames import Data, Finish, FrameError

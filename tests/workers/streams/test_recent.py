@@ -1,7 +1,7 @@
 """What a gateway that comes back is told again."""
 
 from workers.api.messages import Landed, TokenRun
-from workers.recent import ANSWERS, ANSWERS_S, RecentAnswers
+from workers.streams.recent import ANSWERS, ANSWERS_S, RecentAnswers
 
 
 def landed(request: str) -> Landed:

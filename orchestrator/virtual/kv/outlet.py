@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.virtual.kv_pipe import Carried, End, Pipe, read
+from orchestrator.virtual.kv.pipe import Carried, End, Pipe, read
 from orchestrator.virtual.network import SAME_SITE_BYTES_PER_S, Network
 from orchestrator.virtual.process import Process
 from transport.base import SliceKey, StreamId
@@ -25,8 +25,8 @@ from transport.frames import (
 from transport.sender import CANCELLED, Phase, Sender, redial_s
 from transport.wire import HANDSHAKE_S, PING_EVERY_S, SILENCE_S
 from workers.engines.base import Engine
-from workers.exports import Exports, Unsent, as_slice, why_failed
 from workers.outputs import OpenStream
+from workers.streams.exports import Exports, Unsent, as_slice, why_failed
 
 # Bits of the simulated model do not shrink, so any other codec would only cost time here.
 CODEC = "raw"

@@ -3,7 +3,7 @@
 from random import Random
 
 from orchestrator.virtual.network import Accidents
-from tests.orchestrator.virtual.kv_rig import SITES, KVWorld
+from tests.orchestrator.virtual.kv.kv_rig import SITES, KVWorld
 from transport.base import StreamId
 from transport.receiver import RESUME_S
 from transport.wire import HANDSHAKE_S, SILENCE_S

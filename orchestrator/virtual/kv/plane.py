@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from orchestrator.virtual.kv_out import Outlet
-from orchestrator.virtual.kv_pipe import Carried, End, Pipe, Read, read
+from orchestrator.virtual.kv.outlet import Outlet
+from orchestrator.virtual.kv.pipe import Carried, End, Pipe, Read, read
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from transport.base import Offer, Slice, StreamId, StreamStats
@@ -15,11 +15,11 @@ from transport.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Ve
 from transport.sender import RESUME_S as SENDER_RESUME_S
 from transport.sender import Sender
 from transport.wire import HANDSHAKE_S, PING_EVERY_S, SILENCE_S
-from workers import imports
 from workers.engines.simulated.engine import SimulatedEngine, WrongKV
-from workers.exports import Exports
 from workers.handover import LEG_ENDED
 from workers.outputs import OpenStream, Output
+from workers.streams import imports
+from workers.streams.exports import Exports
 from workers.worker import Worker
 
 T = TypeVar("T")

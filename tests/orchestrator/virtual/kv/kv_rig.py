@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import TypeVar
 
-from orchestrator.virtual.kv import KVPlane
+from orchestrator.virtual.kv.plane import KVPlane
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from orchestrator.virtual.schedule import Schedule
@@ -17,8 +17,8 @@ from workers.api.messages import DownMessage, KVFailed, KVStats, Landed, Role, S
 from workers.costs import MeasuredCosts
 from workers.engines.base import SeqId, SequenceSpec, Step
 from workers.engines.simulated.engine import SimulatedEngine, WrongKV
-from workers.exports import as_slice
 from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
+from workers.streams.exports import as_slice
 from workers.worker import Worker
 
 T = TypeVar("T")

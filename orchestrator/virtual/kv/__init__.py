@@ -1,0 +1,1 @@
+"""The KV of virtual workers: the transport's own machines over virtual connections."""
