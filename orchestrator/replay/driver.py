@@ -3,8 +3,9 @@
 Only the machine decides. What is modelled here is what lies between it and its workers: delays,
 lines, and how finely legs speak. Around a handover every token matters: from the step before the
 last byte of main's KV leaves (the far site hears of both at once) the relay says each token as it
-comes, main does so while there is a relay, and so does a leg of whose tokens the machine releases
-only some, because it paces them. All else comes in long runs.
+comes; main does so while there is a relay and a few tokens longer, where the summary looks for the
+handoff's gap; and either does while the machine paces, which releases what comes one by one. All
+else comes in long runs.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from math import inf
 
 from orchestrator.lifecycle.handover import pace_s
 from orchestrator.lifecycle.machine import Machine
-from orchestrator.lifecycle.request import Leg, StopWatch
+from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg, Request, StopWatch
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.line import Line, Transfer
 from orchestrator.replay.setup import ReplaySetup
@@ -292,9 +293,14 @@ class Replay:
         if relay is not None:
             if paced:
                 self.workers[relay.worker].race((name, relay.epoch))
-        elif main is not None and not paced:
+        elif main is not None and not paced and not self._near_handoff(req):
             self.workers[main.worker].calm((name, main.epoch))
             self._relayed.discard(name)
+
+    def _near_handoff(self, req: Request) -> bool:
+        """Whether the summary's handoff gap still depends on when the next token comes."""
+        index = req.account.handoff_index
+        return index is not None and req.released <= index + NEAR_HANDOFF
 
 
 def _no_stop_strings(stops: tuple[str, ...]) -> StopWatch:

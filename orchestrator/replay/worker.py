@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from orchestrator.lifecycle.request import NEAR_HANDOFF
 from orchestrator.replay.batch import SLACK, Batch
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.setup import ModelSpec
@@ -36,6 +37,7 @@ from workers.api.messages import (
 
 BLOCK = 16  # KV memory is given out in blocks of so many tokens
 PARKED_S = 10.0  # KV that is earlier than its leg's start waits so long
+FEW_TOKENS = NEAR_HANDOFF + 2
 
 Row = Callable[[ModelLeg, Any], None]
 
@@ -113,14 +115,20 @@ class ModelWorker:
         self._landed_early[key] = now
 
     def race(self, key: LegKey, at: float | None = None) -> None:
-        """A handover begins: from the last step that ends before `at` on a leg says every token."""
+        """A handover begins: from the last step that ends before `at` on a leg says every token.
+
+        From its first on if there will be only a few: the wait for the first of a run would be
+        taken for the handoff's gap.
+        """
         leg = self.legs.get(key)
         if leg is None or leg.racing:
             return
-        early = at - self._batch.step_s() if at is not None else 0.0
-        if early > self._schedule.now:
-            self._schedule.at(early, self.race, key)
-            return
+        if at is not None:
+            step_s, now = self._step_s(0), self._schedule.now
+            early = at - step_s
+            if early > now and self._own(leg) + (at - now) / step_s > FEW_TOKENS:
+                self._schedule.at(early, self.race, key)
+                return
         leg.racing = True
         if leg.leaves_at is not None:
             self._aloud[key] = leg
@@ -147,9 +155,13 @@ class ModelWorker:
             kv_free_tokens=self.free_tokens,
             kv_total_tokens=spec.kv_tokens,
             kv_held_tokens=spec.kv_tokens - self.free_tokens,
-            step_s=batch.step_s(0, done) if batch.size else spec.costs.step_s((), 1, 0),
+            step_s=self._step_s(done),
             prefill_tokens_per_s=spec.costs.prefill_tokens_per_s,
         )
+
+    def _step_s(self, done: int) -> float:
+        """Seconds of a decode step, `done` steps from where the batch is."""
+        return self._batch.step_s(0, done) or self.spec.costs.step_s((), 1, 0)
 
     # ------------------------------------------------------------ legs come and go
 
@@ -226,7 +238,13 @@ class ModelWorker:
     # ------------------------------------------------------------ law, pause, resync
 
     def _feed(self, leg: ModelLeg, feed: Feed) -> None:
-        if feed.start > leg.law or feed.law <= leg.law:
+        if self._computes(leg):
+            self._after_step(self._learn, leg, feed)
+        else:
+            self._learn(leg, feed)
+
+    def _learn(self, leg: ModelLeg, feed: Feed) -> None:
+        if leg.closed or feed.start > leg.law or feed.law <= leg.law:
             return
         leg.law = feed.law
         if leg.landed and not leg.todo and self._own(leg) < leg.law:

@@ -1,6 +1,7 @@
 """What a modelled worker answers."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -51,7 +52,9 @@ def test_what_does_not_fit_is_refused() -> None:
     bench.at(1.0, Stop(request="a", epoch=1), start(request="c", reserve=150))
     bench.at(2.0, start(request="d", reserve=150))
     bench.run()
-    refused = [(at, m.request, m.reason) for at, m in bench.heard(Refused) if isinstance(m, Refused)]
+    refused = [
+        (at, m.request, m.reason) for at, m in bench.heard(Refused) if isinstance(m, Refused)
+    ]
     assert refused == [
         (0.0, "b", "160 tokens of KV wanted, 112 are free"),
     ]
@@ -115,7 +118,7 @@ def test_a_leg_is_never_silent_for_long() -> None:
     bench.run()
     for n in range(8):
         times = [at for at, _, _ in bench.runs(f"r{n}")]
-        assert max(b - a for a, b in zip(times, times[1:], strict=False)) < 1.0
+        assert max(b - a for a, b in pairwise(times)) < 1.0
         assert len(times) < 30
 
 
