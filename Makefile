@@ -3,6 +3,7 @@
 PYTHON   ?= python3.11
 TOPOLOGY ?= configs/topologies/laptop-4000km.yaml
 ARGS     ?=
+SEEDS    ?= 100000
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -12,7 +13,7 @@ UNFINISHED := $(VENV)/.unfinished
 # pip, in an environment that never asks a question.
 PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
 
-.PHONY: venv serve test mutants lint clean
+.PHONY: venv serve test faults mutants lint clean
 
 venv: $(READY)
 
@@ -40,7 +41,12 @@ serve: venv
 test: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
-# Every rule of the core broken once: the tests must notice. Some minutes.
+# The long campaign in virtual time; `make test` lives through two thousand of these seeds. Hours.
+faults: venv
+	$(BIN)/pdd bench faults --seeds $(SEEDS)
+
+# Every rule of the core broken once: the tests must notice. Some minutes. (`pdd bench mutants`
+# breaks more rules, and the seeds of `make faults` must notice. Hours.)
 mutants: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.orchestrator.lifecycle.mutants
 
