@@ -291,7 +291,7 @@ CORE = (
         "9",
         "a worker without room is chosen",
         P + "router",
-        ("return w.has_room(tokens) if only_with_room else tokens", "return tokens"),
+        ("WorkerView.has_room if only_with_room else ", ""),
     ),
     _m(
         "9",
@@ -448,7 +448,7 @@ CORE = (
         "handoff",
         "an empty answer counts as a word",
         L + "accept",
-        ("    if has_own(run):\n        leg.spoke_at", "    if True:\n        leg.spoke_at"),
+        ("    if own:\n        leg.spoke_at", "    if True:\n        leg.spoke_at"),
     ),
     # ------------------------------------------------ routes, queue, workers
     _m(

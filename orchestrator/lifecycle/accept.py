@@ -10,24 +10,26 @@ from workers.api.messages import Role, TokenRun
 
 def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
     """Judge a run of a live leg, then every run that waited for its turn."""
-    known, law = (leg.fed, leg.accepted), len(req.law.ids)
+    fed, accepted = leg.fed, leg.accepted
+    own = has_own(run)
     leg.heard_at = now
     leg.resync_after = 0.0
     leg.resync_wait = ctx.config.deadlines.resync
-    leg.fed = max(leg.fed, min(run.fed, law))
+    if run.fed > fed:
+        leg.fed = max(fed, min(run.fed, len(req.law.ids)))
     if run.ids:
         leg.heard = max(leg.heard, run.index + len(run.ids))
-    if has_own(run):
+    if own:
         leg.spoke_at = now
         leg.clock.note(run.index, run.index + len(run.ids), now)
     _judge(ctx, req, leg, run, now)
-    if leg.role is Role.PREFILL and has_own(run) and len(req.law.ids) > leg.base:
+    if own and leg.role is Role.PREFILL and len(req.law.ids) > leg.base:
         leg.produced = True  # from now on it only holds KV
         ctx.free_slot(req, leg)
     recheck(ctx, req, now)
     if not req.owes(leg):
         leg.owes_since = None
-    elif leg.owes_since is None or known != (leg.fed, leg.accepted):
+    elif leg.owes_since is None or (fed, accepted) != (leg.fed, leg.accepted):
         leg.owes_since = now
 
 
@@ -38,6 +40,8 @@ def has_own(run: TokenRun) -> bool:
 
 def recheck(ctx: Context, req: Request, now: float) -> bool:
     """Look again at what was parked, when law or authority may have changed; True: the law grew."""
+    if not [leg for leg in req.legs.values() if leg.parked]:
+        return False
     before = len(req.law.ids)
     moved = True
     while moved and not req.over:

@@ -118,6 +118,7 @@ class Machine:
             if recheck(self.ctx, req, now):
                 reconcile(self.ctx, req, now)
             end_relay(self.ctx, req, now)
+        if not req.over:
             self._feed(req, now)
         release(self.ctx, req, now)
         if req.over:
@@ -135,8 +136,6 @@ class Machine:
             heapq.heappush(self._due, (due, name))
 
     def _feed(self, req: Request, now: float) -> None:
-        if req.over:
-            return
         law = len(req.law.ids)
         for leg in req.legs.values():
             if leg.role is not Role.PREFILL and leg.sent < law:

@@ -40,23 +40,21 @@ def release(ctx: Context, req: Request, now: float) -> None:
 
 def _emit(ctx: Context, req: Request, upto: int, now: float) -> None:
     start = req.released
-    logprobs = req.law.logprobs[start:upto]
-    margins = req.law.margins[start:upto]
     ctx.actions.append(
         Emit(
             request=req.name,
             start=start,
             ids=tuple(req.law.ids[start:upto]),
-            logprobs=_all_or_none(logprobs),
-            margins=_all_or_none(margins),
+            logprobs=_all_or_none(req.law.logprobs, start, upto),
+            margins=_all_or_none(req.law.margins, start, upto),
         )
     )
     req.released = upto
     req.account.note_release(upto, now)
 
 
-def _all_or_none(values: list[T | None]) -> tuple[T, ...] | None:
+def _all_or_none(values: dict[int, T], start: int, stop: int) -> tuple[T, ...] | None:
     """One per token, or none at all: the client must not see them shifted."""
-    if None in values:
+    if not values or not all(index in values for index in range(start, stop)):
         return None
-    return tuple(value for value in values if value is not None)
+    return tuple(values[index] for index in range(start, stop))

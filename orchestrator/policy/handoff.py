@@ -1,7 +1,7 @@
 """When relay decode ends: race, pace or cut (PROTOCOL, "How catch-up ends"). Pure numbers."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from orchestrator.state.events import HandoffMode
 
@@ -18,8 +18,7 @@ class Verdict(StrEnum):
     CUT = "cut"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handover:
+class Handover(NamedTuple):
     """All that the decision looks at. Seconds, except `lag` (tokens).
 
     `lag`: the relay's newest accepted index minus the newest index heard from main; `lead_s`: how

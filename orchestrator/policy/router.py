@@ -149,8 +149,7 @@ def _decisions(
     need_main = main_reserve(ask)
     live = [w for w in live if need_main <= w.up.max_context]
 
-    def fits(w: WorkerView, tokens: int) -> bool:
-        return w.has_room(tokens) if only_with_room else tokens <= w.up.kv_total_tokens
+    fits = WorkerView.has_room if only_with_room else WorkerView.could_hold
 
     def able(role: Role, tokens: int) -> list[WorkerView]:
         return [w for w in live if (ask.any_role or role in w.up.roles) and fits(w, tokens)]
@@ -222,7 +221,7 @@ def _transfer_s(ask: Ask, world: World, p: WorkerView, m: WorkerView, prefill_s:
         return 0.0
     missing = ask.tokens - min(ask.hits.get(m.name, 0), ask.tokens)
     nbytes = missing * m.up.kv_bytes_per_token
-    link = world.link(p.site, m.site)
+    link = None if p.site == m.site else world.link(p.site, m.site)
     if link is None:
         return nbytes / SAME_SITE_BYTES_PER_S
     # Streaming starts with the first chunk, so the wire works while prefill still runs.

@@ -17,8 +17,8 @@ class Law:
     """
 
     ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    margins: list[float | None] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index, where reported
+    margins: dict[int, float] = field(default_factory=dict)
     ends: list[int] = field(default_factory=lambda: [0])
     hashes: list[int] = field(default_factory=lambda: [EMPTY_HISTORY])
 
@@ -32,11 +32,14 @@ class Law:
         margins: Sequence[float] | None,
     ) -> None:
         """Accept `ids` at the end, with what was reported about each."""
+        start = len(self.ids)
         self.ids.extend(ids)
         self.ends.append(len(self.ids))
         self.hashes.append(extend_history(self.hashes[-1], ids))
-        self.logprobs.extend(logprobs if logprobs is not None else [None] * len(ids))
-        self.margins.extend(margins if margins is not None else [None] * len(ids))
+        if logprobs is not None:
+            self.logprobs.update(enumerate(logprobs, start))
+        if margins is not None:
+            self.margins.update(enumerate(margins, start))
 
     def history(self, index: int) -> int:
         """The hash of ids[:index], index <= len(self)."""

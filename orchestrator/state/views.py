@@ -77,6 +77,10 @@ class WorkerView:
         reported = self.load.prefill_tokens_per_s if self.load else None
         return reported or DEFAULT_PREFILL_TOKENS_PER_S
 
+    def could_hold(self, tokens: int) -> bool:
+        """Whether a leg of `tokens` fits the worker when nothing else is on it."""
+        return tokens <= self.up.kv_total_tokens
+
     def has_room(self, tokens: int) -> bool:
         """Whether one more leg of `tokens` fits the books."""
         return (

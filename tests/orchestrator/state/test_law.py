@@ -25,14 +25,16 @@ def test_histories_are_the_chain_over_the_ids_before(first: list[int], second: l
     assert law.ids == ids
     for i in range(len(ids) + 1):
         assert law.history(i) == extend_history(EMPTY_HISTORY, ids[:i])
-    assert len(law) == len(ids) == len(law.logprobs) == len(law.margins)
+    assert len(law) == len(ids)
+    assert not law.logprobs
+    assert not law.margins
 
 
 def test_what_was_reported_about_a_token_stays_beside_it() -> None:
     law = law_of(1)
     law.extend((2, 3), (TokenLogprobs(logprob=-1.0), TokenLogprobs(logprob=-2.0)), (0.5, 0.01))
-    assert law.logprobs == [None, TokenLogprobs(logprob=-1.0), TokenLogprobs(logprob=-2.0)]
-    assert law.margins == [None, 0.5, 0.01]
+    assert law.logprobs == {1: TokenLogprobs(logprob=-1.0), 2: TokenLogprobs(logprob=-2.0)}
+    assert law.margins == {1: 0.5, 2: 0.01}
 
 
 @pytest.mark.parametrize(
