@@ -23,7 +23,8 @@ from starlette.routing import Route
 
 from orchestrator.membership.inventory import (
     ANSWER_S,
-    LEASE_TIMEOUT_S,
+    RENEW_TIMEOUT_S,
+    START_S,
     WATCH_S,
     Assigned,
     Description,
@@ -81,7 +82,7 @@ class SiteSpec:
     gateway: str | None
     host: str = "127.0.0.1"
     port: int
-    start_s: float = 180.0  # a worker that is not up after this long has failed
+    start_s: float = START_S
 
 
 class SiteAgent:
@@ -204,7 +205,7 @@ class SiteAgent:
         url = f"{self._spec.gateway}/internal/lease"
         headers = {"authorization": f"Bearer {self._secret}"}
         async with httpx.AsyncClient(
-            headers=headers, timeout=LEASE_TIMEOUT_S, trust_env=False
+            headers=headers, timeout=RENEW_TIMEOUT_S, trust_env=False
         ) as http:
             while True:
                 try:

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from orchestrator.membership.reports import WorkerState
+from orchestrator.membership.reports import FINAL, WorkerState
 from workers.api.messages import Role
 
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0  # each worker is looked at this often
+START_S = 180.0  # a worker that is not up after this long has failed
 ANSWER_S = 10.0  # a description that takes longer has failed
-LEASE_S = 1.0
-LEASE_MOST_S = 5.0
-LEASE_TIMEOUT_S = 3.0  # below a lease, so that one stuck renewal does not cost it
+RENEW_S = 1.0
+RENEW_MOST_S = 5.0
+RENEW_TIMEOUT_S = 3.0  # below a lease, so that one stuck renewal does not cost it
 NOWHERE = "none:0"  # in a report, of a worker that has no address yet
 
 
@@ -73,8 +74,6 @@ class Remove:
 
 Order = Place | Drain | Remove
 
-FINAL = {WorkerState.FAILED, WorkerState.DRAINED}
-
 
 @dataclass(slots=True)
 class _Known:
@@ -106,9 +105,10 @@ class _Known:
 class SiteInventory:
     """The workers of one site, as its agent with this `epoch` knows them.
 
-    `front` is the agent's own "host:port". Begin it once, then look at every worker in `watched`
-    each `WATCH_S`: tell what it says of itself, or that it does not answer. What comes back is to
-    be carried out; an order that cannot be is forgotten, and given again while it is due.
+    `front` is the agent's own "host:port", `start_s` how long a worker may take to be up. Begin it
+    once, then look at every worker in `watched` each `WATCH_S`: tell what it says of itself, or
+    that it does not answer. What comes back is to be carried out; an order that cannot be is
+    forgotten, and given again while it is due.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SiteInventory:
         self._site = site
         self._front = front
         self._epoch = epoch
-        self._start_s = start_s  # a worker that is not up after this long has failed
+        self._start_s = start_s
         self._refusal: str | None = None
         self._known = {
             w.name: _Known(
@@ -254,18 +254,18 @@ _AFTER: dict[Phase, Callable[[SiteInventory, _Known, Description, float], list[O
 
 
 class Renewals:
-    """When the site's lease is renewed next: each `LEASE_S`, less often while that fails."""
+    """When the site's lease is renewed next: each `RENEW_S`, less often while that fails."""
 
     def __init__(self) -> None:
         self.state = "not yet renewed"  # for people
-        self._wait_s = LEASE_S
+        self._wait_s = RENEW_S
 
     def renewed(self) -> float:
         """Seconds to wait after a renewal that the gateway took."""
-        self.state, self._wait_s = "renewed", LEASE_S
+        self.state, self._wait_s = "renewed", RENEW_S
         return self._wait_s
 
     def failed(self, reason: str) -> float:
         """Seconds to wait after one that it did not."""
-        self.state, self._wait_s = reason, min(2 * self._wait_s, LEASE_MOST_S)
+        self.state, self._wait_s = reason, min(2 * self._wait_s, RENEW_MOST_S)
         return self._wait_s

@@ -4,11 +4,16 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from orchestrator.membership.reports import LeaseRefused, Report, WorkerReport, WorkerState
+from orchestrator.membership.reports import (
+    FINAL,
+    LeaseRefused,
+    Report,
+    WorkerReport,
+    WorkerState,
+)
 
 log = logging.getLogger(__name__)
 
-LEFT = {WorkerState.FAILED, WorkerState.DRAINED}
 REACHABLE = {WorkerState.UP, WorkerState.DRAINING}
 
 
@@ -115,7 +120,7 @@ class SiteLeases:
 
 
 def _follow(site: str, worker: WorkerReport) -> list[Change]:
-    if worker.state in LEFT:
+    if worker.state in FINAL:
         return [Left(worker=worker.name)]
     if worker.state in REACHABLE:
         draining = worker.state is WorkerState.DRAINING

@@ -28,6 +28,9 @@ class WorkerState(StrEnum):
     DRAINED = "drained"
 
 
+FINAL = frozenset({WorkerState.FAILED, WorkerState.DRAINED})  # of these a worker never leaves
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """One worker as its agent tells of it; `http` and `kv` are "host:port"."""

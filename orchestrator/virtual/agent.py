@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 import orjson
 
 from orchestrator.membership.inventory import (
-    LEASE_TIMEOUT_S,
+    RENEW_TIMEOUT_S,
+    START_S,
     WATCH_S,
     Assigned,
     Description,
@@ -25,7 +26,6 @@ from orchestrator.virtual.setup import Setup
 from orchestrator.virtual.worker import VirtualWorker
 
 ADDRESS = "virtual:1"  # of everything: calls go to the processes themselves
-START_S = 180.0
 
 
 class VirtualAgent:
@@ -103,7 +103,7 @@ class VirtualAgent:
         self._network.send(
             self.process, gateway.process, self._arrive, place, number, gateway, report
         )
-        self.process.after(LEASE_TIMEOUT_S, self._outcome, place, number, False)
+        self.process.after(RENEW_TIMEOUT_S, self._outcome, place, number, False)
 
     def _arrive(self, place: int, number: int, gateway: VirtualGateway, report: bytes) -> None:
         if gateway.process.alive:
@@ -112,8 +112,8 @@ class VirtualAgent:
             self._answer(place, number, gateway, False)
 
     def _take(self, place: int, number: int, gateway: VirtualGateway, report: bytes) -> None:
-        gateway.renew(read_report(orjson.loads(report)))
-        self._answer(place, number, gateway, True)
+        renewed = gateway.renew(read_report(orjson.loads(report)))
+        self._answer(place, number, gateway, renewed)
 
     def _answer(self, place: int, number: int, gateway: VirtualGateway, renewed: bool) -> None:
         life = self.process.life
@@ -128,7 +128,7 @@ class VirtualAgent:
             return  # late: it was taken for failed
         self._answered[place] = number
         renewals = self._renewals[place]
-        wait_s = renewals.renewed() if renewed else renewals.failed("no answer")
+        wait_s = renewals.renewed() if renewed else renewals.failed("refused, or no answer")
         self.process.after(wait_s, self._renew, place)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import NamedTuple
 
 from orchestrator.lifecycle.machine import Machine
@@ -46,7 +47,7 @@ class IdWatch:
 class Entry(NamedTuple):
     """One event of a gateway's log and what the core answered.
 
-    `at` is when, `now` the same on the gateway's own clock.
+    `at` is when, in real time, `now` the same on the gateway's own clock.
     """
 
     at: float
@@ -56,7 +57,10 @@ class Entry(NamedTuple):
 
 
 class VirtualGateway:
-    """One life of a gateway: what `live.driver`, `live.roster` and `live.gateway` do, in one."""
+    """One life of a gateway: what `live.driver`, `live.roster` and `live.gateway` do, in one.
+
+    It lives from its construction until its process is killed.
+    """
 
     def __init__(
         self,
@@ -92,17 +96,15 @@ class VirtualGateway:
         self._renewed: dict[str, float] = {}  # when each site's lease was renewed last
         self._to_flush: dict[str, VirtualChannel] = {}
         self._flushing = False
-        for a in setup.sites:
-            for b in setup.sites:
-                if a < b:
-                    self.tell(
-                        LinkMeasured(
-                            site_a=a,
-                            site_b=b,
-                            rtt_s=2 * setup.one_way_s,
-                            goodput_bytes_per_s=setup.bytes_per_s,
-                        )
-                    )
+        for site_a, site_b in combinations(setup.sites, 2):
+            self.tell(
+                LinkMeasured(
+                    site_a=site_a,
+                    site_b=site_b,
+                    rtt_s=2 * setup.one_way_s,
+                    goodput_bytes_per_s=setup.bytes_per_s,
+                )
+            )
 
     # ------------------------------------------------------------ clients
 
@@ -120,14 +122,15 @@ class VirtualGateway:
 
     # ------------------------------------------------------------ agents and workers
 
-    def renew(self, report: Report) -> None:
-        """An agent's report."""
+    def renew(self, report: Report) -> bool:
+        """An agent's report; whether it was taken."""
         try:
             changes = self.leases.renew(report, self.process.time())
         except LeaseRefused:
-            return
+            return False
         self._renewed[report.site] = self.process.time()
         self._change(changes)
+        return True
 
     def news(self, worker: str, news: Iterable[News]) -> None:
         """What a channel has to tell of a worker's reach."""

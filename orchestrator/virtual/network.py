@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from orchestrator.state.views import SAME_SITE_BYTES_PER_S, SAME_SITE_RTT_S
 from orchestrator.virtual.process import End, Process
 from orchestrator.virtual.schedule import Call, Schedule
 
-SAME_SITE_S = 0.0002
-SAME_SITE_BYTES_PER_S = 1e9
-CONNECT_TIMEOUT_S = 10.0
+SAME_SITE_S = SAME_SITE_RTT_S / 2
 
 Ends = tuple[str, str]  # from, to: names of sites or of processes
 Drop = Callable[[str, object], bool]  # a worker, and a message to or from it
@@ -108,6 +107,10 @@ class Network:
             delay += self.random.random() * self.accidents.delay_s
         self.schedule.after(delay, self.arrive, source, target, call, args)
 
+    def rate_bytes_per_s(self, source: Process, target: Process) -> float:
+        """What the KV line between two processes' sites carries."""
+        return SAME_SITE_BYTES_PER_S if source.site == target.site else self.bytes_per_s
+
     def hits(self, chance: float) -> bool:
         """Whether an accident of this probability happens now."""
         return chance > 0.0 and self.random.random() < chance
@@ -123,9 +126,7 @@ class Network:
         ends = source.site, target.site
         line = self._lines.get(ends)
         if line is None:
-            same = source.site == target.site
-            line = Line(SAME_SITE_BYTES_PER_S if same else self.bytes_per_s)
-            self._lines[ends] = line
+            line = self._lines[ends] = Line(self.rate_bytes_per_s(source, target))
         line.free_at = max(line.free_at, self.schedule.now) + nbytes / line.bytes_per_s
         return line.free_at - self.schedule.now
 
@@ -153,8 +154,9 @@ class Connection:
         self._network = network
         self._on_end = {near: near_end, far: far_end}
         self._life: dict[Process, int | None] = {near: near.life, far: None}  # None: not yet there
-        self._latest = {near: 0.0, far: 0.0}  # arrivals at each end keep their order,
-        # also when a partition held some of them, and not those after them.
+        # Arrivals at each end keep their order, also when a partition held some of them, and not
+        # those after them.
+        self._latest = {near: 0.0, far: 0.0}
         self._coming: dict[Process, deque[tuple[Call, tuple[Any, ...]]]]
         self._coming = {near: deque(), far: deque()}
         self._over = {near: False, far: False}  # which ends know that it has ended

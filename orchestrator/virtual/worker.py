@@ -12,7 +12,14 @@ from orchestrator.virtual.promises import Breach, Promise, defect
 from orchestrator.virtual.schedule import Schedule
 from orchestrator.virtual.setup import Setup, WorkerSpec
 from transport.base import StreamId
-from workers.api.messages import DownMessage, Sampling, Stop, TokenRun, UpMessage
+from workers.api.messages import (
+    HEARTBEAT_S,
+    DownMessage,
+    Sampling,
+    Stop,
+    TokenRun,
+    UpMessage,
+)
 from workers.costs import MeasuredCosts
 from workers.engines.base import SeqId, SequenceSpec, Step
 from workers.engines.simulated.engine import SimulatedEngine, WrongKV
@@ -23,7 +30,6 @@ from workers.worker import Worker
 
 T = TypeVar("T")
 
-HEARTBEAT_S = 1.0
 CHUNK_TOKENS = 128
 
 Hear = Callable[[Connection, "Hello | Sequence[UpMessage]"], None]

@@ -209,9 +209,12 @@ class KVStats:
     transfer_s: float  # first frame received to last byte decoded, the receiver's own clock
 
 
+HEARTBEAT_S = 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A worker's own account of itself, sent to every gateway at least once a second."""
+    """A worker's own account of itself, sent to every gateway each `HEARTBEAT_S`."""
 
     worker: str
     running: int  # legs that compute or decode

@@ -13,7 +13,7 @@ from typing import Any
 
 from transport.base import StreamId
 from transport.tcp import KVClient, KVServer
-from workers.api.messages import DownMessage, Load, Stop
+from workers.api.messages import HEARTBEAT_S, DownMessage, Load, Stop
 from workers.engines.base import Engine, SeqId
 from workers.handover import LEG_ENDED
 from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
@@ -26,7 +26,6 @@ from workers.service.importer import Importer
 from workers.service.token_streams import TokenStream, TokenStreams
 from workers.worker import Worker
 
-HEARTBEAT_S = 1.0
 DRAIN_CHECK_S = 0.2
 
 log = logging.getLogger(__name__)
@@ -186,7 +185,7 @@ class WorkerServer:
         self._loop.call_soon_threadsafe(self._ended.set)
 
     async def _beat(self) -> None:
-        """Once a second: tell the load, and look after the parent process."""
+        """Tell the load again and again, and look after the parent process."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             if os.getppid() != self._parent:

@@ -50,8 +50,8 @@ class Fault:
 
     `target`: a worker, a site, a process, or a gateway's place as text; for a partition `other`
     is the end that hears no more. `seconds`: how long it lasts; of a kill, until it is started
-    again. `amount`: a probability, the share of a pool's memory, the most seconds of delay, or by
-    how much a clock is too fast.
+    again. `amount`: a probability, the share of a pool's memory, the most seconds of delay, or the
+    rate of a clock (see `ClockError`).
     """
 
     kind: Kind
@@ -148,7 +148,7 @@ def _give_back(worker: VirtualWorker, life: int, taken: SeqId) -> None:
 
 
 def _clock(world: World, fault: Fault) -> None:
-    """Set before the world begins (`cases.build`): a monotonic clock never changes its rate."""
+    """Set before the world begins (`cases.play`): a monotonic clock never changes its rate."""
 
 
 INJECT: dict[Kind, Callable[[World, Fault], None]] = {

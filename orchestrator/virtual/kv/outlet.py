@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.virtual.kv.pipe import Carried, End, Pipe, read
-from orchestrator.virtual.network import SAME_SITE_BYTES_PER_S, Network
+from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from transport.base import SliceKey, StreamId
 from transport.codecs import encode_slice
@@ -278,8 +278,7 @@ class Outlet:
 
     def _pieces(self, far: Process, now: float) -> list[Data]:
         """The next pieces, as many as keep the line busy for a moment."""
-        same = self._process.site == far.site
-        rate = SAME_SITE_BYTES_PER_S if same else self._network.bytes_per_s
+        rate = self._network.rate_bytes_per_s(self._process, far)
         queued_s = self._network.send_s(self._process, far, 0)
         room = AHEAD_BYTES
         pieces: list[Data] = []

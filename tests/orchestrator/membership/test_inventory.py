@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from orchestrator.membership.inventory import (
-    LEASE_MOST_S,
-    LEASE_S,
+    RENEW_MOST_S,
+    RENEW_S,
+    START_S,
     Assigned,
     Description,
     Drain,
@@ -21,7 +22,6 @@ from orchestrator.membership.reports import WorkerState, read_report
 from workers.api.messages import Role
 
 A, B = "hami/p/0", "hami/p/1"
-START_S = 180.0
 NOBODY = "its process does not answer"
 
 
@@ -215,8 +215,8 @@ def test_a_gateway_that_is_away_is_asked_less_often() -> None:
     renewals = Renewals()
     assert renewals.state == "not yet renewed"
     waits = [renewals.failed("ConnectError: refused") for _ in range(4)]
-    assert waits == [2 * LEASE_S, 4 * LEASE_S, LEASE_MOST_S, LEASE_MOST_S]
+    assert waits == [2 * RENEW_S, 4 * RENEW_S, RENEW_MOST_S, RENEW_MOST_S]
     assert renewals.state == "ConnectError: refused"
-    assert renewals.renewed() == LEASE_S
+    assert renewals.renewed() == RENEW_S
     assert renewals.state == "renewed"
-    assert renewals.failed("again") == 2 * LEASE_S
+    assert renewals.failed("again") == 2 * RENEW_S

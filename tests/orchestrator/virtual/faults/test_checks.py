@@ -11,7 +11,7 @@ from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish, Send
 from orchestrator.state.events import Arrived, Event, Ticked, WorkerDraining
 from orchestrator.state.views import Booking
 from orchestrator.virtual.client import Client
-from orchestrator.virtual.faults.checks import check
+from orchestrator.virtual.faults.checks import FLOW_S, check
 from orchestrator.virtual.gateway import Entry
 from orchestrator.virtual.promises import Promise
 from tests.orchestrator.virtual.stories.story_world import M0, M1, P0, R0, M, Story, new_story
@@ -116,7 +116,7 @@ def the_account_counts_one_more(story: Story) -> None:
 def small_accidents_cost_seconds(story: Story) -> None:
     client = finished(story)
     story.world.mild = True
-    client.times[-1] += 3.0
+    client.times[-1] += FLOW_S
 
 
 def a_leg_was_lost_in_peace(story: Story) -> None:
