@@ -27,7 +27,10 @@ class Batch:
         self.clock = 0
         self.size = 0
         self.context = 0  # tokens, of all legs together
-        self._costs = costs
+        self._chunk_token_s = 1 / costs.prefill_tokens_per_s
+        self._fixed_s = costs.decode_step_s
+        self._leg_s = costs.sequence_s
+        self._context_s = costs.context_s
         self._leaving: list[tuple[int, int, ModelLeg]] = []
         self._order = 0
 
@@ -66,35 +69,38 @@ class Batch:
 
     def advance(self, steps: int) -> list[ModelLeg]:
         """Every leg decodes so many tokens; those that reach their goal leave."""
-        self.clock += steps
+        clock = self.clock = self.clock + steps
         self.context += steps * self.size
         left = []
-        while self.next_leaving() == 0:
-            leg = heapq.heappop(self._leaving)[2]
-            self.leave(leg)
-            left.append(leg)
+        leaving = self._leaving
+        while leaving and leaving[0][0] <= clock:
+            at, _, leg = heapq.heappop(leaving)
+            if leg.leaves_at == at:
+                self.leave(leg)
+                left.append(leg)
         return left
 
     # ------------------------------------------------------------ how long it takes
 
     def step_s(self, chunk: int = 0, after: int = 0) -> float:
         """Seconds of the step that follows `after` steps from now, with `chunk` prompt tokens."""
-        costs, size = self._costs, self.size
-        seconds = chunk / costs.prefill_tokens_per_s
+        size = self.size
+        seconds = chunk * self._chunk_token_s
         if size:
-            seconds += costs.decode_step_s + costs.sequence_s * size
-            seconds += costs.context_s * (self.context + size * after)
+            seconds += self._fixed_s + self._leg_s * size
+            seconds += self._context_s * (self.context + size * after)
         return seconds
 
     def elapsed_s(self, steps: int, chunk: int = 0) -> float:
         """Seconds of the next `steps` steps."""
-        growth = self._costs.context_s * self.size
-        return steps * (self.step_s(chunk) + growth * (steps - 1) / 2)
+        first_s = self.step_s(chunk)
+        return steps * (first_s + self._context_s * self.size * (steps - 1) / 2)
 
     def steps_until(self, seconds: float, chunk: int = 0) -> int:
         """Whole steps, at least one, after which `seconds` have passed."""
         if seconds <= 0:
             return 1
-        growth = self._costs.context_s * self.size
-        p = self.step_s(chunk) - growth / 2
-        return max(1, ceil(2 * seconds / (p + sqrt(p * p + 2 * growth * seconds)) - SLACK))
+        growth_s = self._context_s * self.size
+        p = self.step_s(chunk) - growth_s / 2
+        steps = ceil(2 * seconds / (p + sqrt(p * p + 2 * growth_s * seconds)) - SLACK)
+        return steps or 1

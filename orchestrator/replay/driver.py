@@ -8,13 +8,14 @@ handoff's gap; and either does while the machine paces, which releases what come
 else comes in long runs.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from orchestrator.lifecycle.handover import pace_s
 from orchestrator.lifecycle.machine import Machine
-from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg, Request, StopWatch
+from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg, StopWatch
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.line import Line, Transfer
 from orchestrator.replay.setup import ReplaySetup
@@ -25,7 +26,6 @@ from orchestrator.state.views import SAME_SITE_RTT_S
 from orchestrator.virtual.schedule import Schedule
 from workers.api.messages import (
     DownMessage,
-    Load,
     Role,
     SendKV,
     Start,
@@ -66,7 +66,9 @@ class Replay:
         self.outcomes: dict[str, Outcome] = {}
         self.events = 0  # told to the machine
         self._setup = setup
+        self._asks: deque[tuple[float, Arrived]] = deque()  # to come
         self._open = 0  # requests that have not ended
+        self._steps_told: dict[str, float] = {}  # each worker's speed, as last told
         self._tick_at = inf
         self._relayed: set[str] = set()  # open requests that had a relay and may still hand over
         self._moving: dict[str, list[Transfer]] = {}
@@ -98,14 +100,26 @@ class Replay:
             raise ValueError(f"request {arrived.request}: modelled tokens have no stop strings")
         self.outcomes[arrived.request] = Outcome(name=arrived.request, asked_at=at)
         self._open += 1
-        self.schedule.at(at, self._tell, arrived)
+        self._asks.append((at, arrived))
 
     def run(self) -> None:
         """Go on until every request has ended and nothing moves any more."""
+        self._asks = deque(sorted(self._asks, key=lambda ask: ask[0]))
+        self._plan_ask()
         self._beat()
         while self._open:
             self.schedule.run(self.schedule.now + ROUND_S)
         self.schedule.run(self.schedule.now + ROUND_S)
+
+    def _plan_ask(self) -> None:
+        """One request at a time waits in the schedule: its heap stays small."""
+        if self._asks:
+            self.schedule.at(self._asks[0][0], self._ask)
+
+    def _ask(self) -> None:
+        arrived = self._asks.popleft()[1]
+        self._plan_ask()
+        self._tell(arrived)
 
     # ------------------------------------------------------------ before the first request
 
@@ -184,8 +198,11 @@ class Replay:
         lines: dict[str, list[DownMessage]] = {}
         for action in actions:
             if isinstance(action, Send):
-                message = action.message
-                lines.setdefault(action.worker, []).append(message)
+                message, worker = action.message, action.worker
+                if worker in lines:
+                    lines[worker].append(message)
+                else:
+                    lines[worker] = [message]
                 if isinstance(message, Start) and message.role is Role.RELAY:
                     self._relayed.add(message.request)
             elif isinstance(action, Emit):
@@ -196,7 +213,7 @@ class Replay:
                 self._open -= 1
                 self._relayed.discard(action.request)
         for worker, messages in lines.items():
-            self.schedule.after(self._worker_delay[worker], self.workers[worker].take, messages)
+            self.schedule.at(now + self._worker_delay[worker], self.workers[worker].take, messages)
 
     def _emitted(self, emit: Emit, now: float) -> None:
         outcome = self.outcomes[emit.request]
@@ -211,21 +228,23 @@ class Replay:
 
     def _say(self, worker: ModelWorker, messages: list[UpMessage]) -> None:
         name = worker.spec.name
-        self.schedule.after(self._worker_delay[name], self._heard, name, messages)
+        self.schedule.at(self.schedule.now + self._worker_delay[name], self._heard, name, messages)
 
     def _heard(self, worker: str, messages: Sequence[UpMessage]) -> None:
         for message in messages:
             self._tell(Heard(worker=worker, message=message))
-            if isinstance(message, TokenRun) and message.request in self._relayed:
-                self._tune(message.request)
+            if self._relayed and isinstance(message, TokenRun) and message.request in self._relayed:
+                self._tune(message)
 
     def _beat(self) -> None:
-        """Every worker tells its load."""
+        """Every worker whose speed has changed tells its load; nothing else of it is looked at."""
         if not self._open:
             return
-        for worker in self.workers.values():
-            load: Load = worker.load()
-            self._say(worker, [load])
+        for name, worker in self.workers.items():
+            step_s = worker.step_s()
+            if self._steps_told.get(name) != step_s:
+                self._steps_told[name] = step_s
+                self._say(worker, [worker.load()])
         self.schedule.after(LOAD_S, self._beat)
 
     def _move(self, worker: ModelWorker, leg: ModelLeg, send: SendKV) -> None:
@@ -285,22 +304,21 @@ class Replay:
         main = req.leg(Role.MAIN)
         return req.leg(Role.RELAY) if main is not None and main.epoch == epoch else None
 
-    def _tune(self, name: str) -> None:
+    def _tune(self, run: TokenRun) -> None:
         """A leg of a request that was relayed has spoken: see the module's docstring."""
+        name = run.request
         req = self.machine.requests[name]
         relay, main = req.leg(Role.RELAY), req.leg(Role.MAIN)
-        paced = pace_s(self.machine.ctx, req) is not None
         if relay is not None:
-            if paced:
+            if run.epoch == relay.epoch and pace_s(self.machine.ctx, req) is not None:
                 self.workers[relay.worker].race((name, relay.epoch))
-        elif main is not None and not paced and not self._near_handoff(req):
+            return
+        index = req.account.handoff_index
+        if main is None or (index is not None and req.released <= index + NEAR_HANDOFF):
+            return
+        if pace_s(self.machine.ctx, req) is None:
             self.workers[main.worker].calm((name, main.epoch))
             self._relayed.discard(name)
-
-    def _near_handoff(self, req: Request) -> bool:
-        """Whether the summary's handoff gap still depends on when the next token comes."""
-        index = req.account.handoff_index
-        return index is not None and req.released <= index + NEAR_HANDOFF
 
 
 def _no_stop_strings(stops: tuple[str, ...]) -> StopWatch:

@@ -37,7 +37,7 @@ from workers.api.messages import (
 
 BLOCK = 16  # KV memory is given out in blocks of so many tokens
 PARKED_S = 10.0  # KV that is earlier than its leg's start waits so long
-FEW_TOKENS = NEAR_HANDOFF + 2
+FEW_TOKENS = NEAR_HANDOFF + 4
 
 Row = Callable[[ModelLeg, Any], None]
 
@@ -124,7 +124,7 @@ class ModelWorker:
         if leg is None or leg.racing:
             return
         if at is not None:
-            step_s, now = self._step_s(0), self._schedule.now
+            step_s, now = self.step_s(), self._schedule.now
             early = at - step_s
             if early > now and self._own(leg) + (at - now) / step_s > FEW_TOKENS:
                 self._schedule.at(early, self.race, key)
@@ -143,24 +143,25 @@ class ModelWorker:
                 self._aloud.pop(key, None)
 
     def load(self) -> Load:
-        """Its account of itself; the step is the one that runs."""
-        spec, batch = self.spec, self._batch
-        done = 0
-        if self._running and self._steps > 1:
-            done = batch.steps_until(self._schedule.now - self._began_at, self._chunk) - 1
+        """Its account of itself."""
+        spec = self.spec
         return Load(
             worker=spec.name,
-            running=batch.size + len(self._queue),
+            running=self._batch.size + len(self._queue),
             prefill_tokens=sum(leg.todo for leg in self._queue),
             kv_free_tokens=self.free_tokens,
             kv_total_tokens=spec.kv_tokens,
             kv_held_tokens=spec.kv_tokens - self.free_tokens,
-            step_s=self._step_s(done),
+            step_s=self.step_s(),
             prefill_tokens_per_s=spec.costs.prefill_tokens_per_s,
         )
 
-    def _step_s(self, done: int) -> float:
-        """Seconds of a decode step, `done` steps from where the batch is."""
+    def step_s(self) -> float:
+        """Seconds of the decode step that runs, or of the fastest there is."""
+        done = 0
+        if self._running and self._steps > 1:
+            elapsed_s = self._schedule.now - self._began_at
+            done = self._batch.steps_until(elapsed_s, self._chunk) - 1
         return self._batch.step_s(0, done) or self.spec.costs.step_s((), 1, 0)
 
     # ------------------------------------------------------------ legs come and go
@@ -369,9 +370,9 @@ class ModelWorker:
 
     def _computes(self, leg: ModelLeg) -> bool:
         """Whether the step that runs is about this leg."""
-        if not self._running:
-            return False
-        return leg.leaves_at is not None or any(leg is other for other, _ in self._chunks)
+        if not self._running or leg.leaves_at is not None:
+            return self._running
+        return bool(leg.todo) and any(leg is other for other, _ in self._chunks)
 
     def _after_step(self, row: Row, leg: ModelLeg, message: Any) -> None:
         self._inbox.append((row, leg, message))
@@ -395,9 +396,11 @@ class ModelWorker:
 
     def _begin(self) -> None:
         """Choose the next step, and how many like it follow."""
-        chunk, steps = self._choose_chunks()
         batch = self._batch
-        if not chunk and not batch.size:
+        chunk, steps = 0, None
+        if self._queue:
+            chunk, steps = self._choose_chunks()
+        elif not batch.size:
             return
         if self._aloud or (self._every_step and chunk):
             steps = 1
@@ -417,11 +420,9 @@ class ModelWorker:
         self._steps = steps
         self._plan_end()
 
-    def _choose_chunks(self) -> tuple[int, int | None]:
-        """Prompt tokens of the next step, and after how many steps that changes; None: never."""
-        chunks = self._chunks = []
-        if not self._queue:
-            return 0, None
+    def _choose_chunks(self) -> tuple[int, int]:
+        """Prompt tokens of the next step, and for how many steps it stays so."""
+        chunks = self._chunks
         most = self.spec.chunk_tokens
         room = most
         for leg in self._queue:
@@ -445,16 +446,19 @@ class ModelWorker:
             return
         self._running = False
         steps = self._steps
-        left = self._batch.advance(steps)
-        for leg in left:
-            self._left(leg)
-        if self._aloud:
-            self._say_aloud()
-        self._report()
-        for leg, tokens in self._chunks:
-            leg.todo -= tokens * steps
-            if not leg.todo:
-                self._computed(leg)
+        if self._batch.size:
+            for leg in self._batch.advance(steps):
+                self._left(leg)
+            if self._aloud:
+                self._say_aloud()
+            if self._reports and self._reports[0][0] <= self._schedule.now + SLACK:
+                self._report()
+        if self._chunks:
+            chunks, self._chunks = self._chunks, []
+            for leg, tokens in chunks:
+                leg.todo -= tokens * steps
+                if not leg.todo:
+                    self._computed(leg)
         if self._inbox:
             inbox, self._inbox = self._inbox, []
             for row, waiting, message in inbox:
