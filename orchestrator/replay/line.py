@@ -25,8 +25,9 @@ class Line:
     """One direction of the path between two sites.
 
     `leaving(transfer, at)` is told when a transfer begins: its last byte will leave at `at`.
-    `landed(transfer)` when all of it is there. A transfer is sent once its KV is complete; what
-    the line could send of it while it was computed is counted as sent by then.
+    `landed(transfer)` when all of it is there, or would have been if it was dropped. A transfer is
+    sent once its KV is complete; what the line could send of it while it was computed is counted
+    as sent by then.
     """
 
     def __init__(
@@ -49,32 +50,38 @@ class Line:
 
     def send(self, transfer: Transfer) -> None:
         """Take a transfer whose KV is complete."""
-        self._waiting.append(transfer)
-        if self._current is None:
-            self._next()
+        now = self._schedule.now
+        if self._waiting or self._free_at > now:
+            if not self._waiting:
+                self._schedule.at(self._free_at, self._next, self._current)
+            self._waiting.append(transfer)
+        else:
+            self._begin(transfer, now)
 
     def drop(self, transfer: Transfer) -> None:
-        """Nobody wants it any more; what has left the line's near end is lost at the far one."""
+        """Nobody wants it any more; what is on its way is lost at the far end."""
         transfer.dropped = True
-        if self._current is transfer:
-            self._free_at = self._schedule.now
-            self._next()
-
-    def _next(self) -> None:
         now = self._schedule.now
-        while self._waiting and self._waiting[0].dropped:
-            self._waiting.popleft()
-        self._current = self._waiting.popleft() if self._waiting else None
-        if self._current is None:
-            return
-        sending_s = self._current.nbytes / self._bytes_per_s
-        began_at = max(self._free_at, self._current.since, now - sending_s)
-        at = max(now, began_at + sending_s)
-        self._free_at = at
-        self._schedule.at(at, self._sent, self._current)
-        self._leaving(self._current, at)
+        if transfer is self._current and self._free_at > now:
+            self._free_at = now
+            self._next(transfer)
 
-    def _sent(self, transfer: Transfer) -> None:
-        if self._current is transfer:
-            self._schedule.after(self._delay_s, self._landed, transfer)
-            self._next()
+    def _begin(self, transfer: Transfer, now: float) -> None:
+        sending_s = transfer.nbytes / self._bytes_per_s
+        began_at = max(self._free_at, transfer.since, now - sending_s)
+        self._free_at = max(now, began_at + sending_s)
+        self._current = transfer
+        self._schedule.at(self._free_at + self._delay_s, self._landed, transfer)
+        self._leaving(transfer, self._free_at)
+
+    def _next(self, ended: Transfer) -> None:
+        """A transfer has left or was dropped: the next one that is wanted begins."""
+        if ended is not self._current:
+            return  # it was dropped before its time
+        waiting = self._waiting
+        while waiting and waiting[0].dropped:
+            waiting.popleft()
+        if waiting:
+            self._begin(waiting.popleft(), self._schedule.now)
+        if waiting:
+            self._schedule.at(self._free_at, self._next, self._current)
