@@ -60,7 +60,7 @@ def recheck(ctx: Context, req: Request, now: float) -> bool:
 def _judge(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> bool:
     """Accept, park or drop one run; True when the law grew."""
     law = req.law
-    length = len(law)
+    length = len(law.ids)
     if not run.ids:
         return False
     if run.index > length:

@@ -1,7 +1,6 @@
 """The end of relay decode: when main has landed, race, pace or cut."""
 
 from orchestrator.lifecycle.context import Context
-from orchestrator.lifecycle.phases import Phase
 from orchestrator.lifecycle.recover import settle_phase
 from orchestrator.lifecycle.request import Leg, Request
 from orchestrator.policy import handoff
@@ -15,8 +14,6 @@ DRAIN_RATIO = 0.9
 
 def end_relay(ctx: Context, req: Request, now: float) -> None:
     """In a race: ask the policy, and pause the relay when it says so."""
-    if req.phase is not Phase.RACE:
-        return
     relay, main = req.relay, req.main
     if relay is None or main is None or main.landed_at is None:
         return

@@ -10,6 +10,7 @@ from orchestrator.lifecycle.accept import has_own, recheck, take_run
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.ending import fail, finish, stop_all, tell_failure
 from orchestrator.lifecycle.handover import end_relay
+from orchestrator.lifecycle.phases import Phase
 from orchestrator.lifecycle.recover import find_place, lose_leg, reconcile
 from orchestrator.lifecycle.release import release
 from orchestrator.lifecycle.request import Leg, Request, StopWatch
@@ -117,7 +118,8 @@ class Machine:
             reconcile(self.ctx, req, now)
             if recheck(self.ctx, req, now):
                 reconcile(self.ctx, req, now)
-            end_relay(self.ctx, req, now)
+            if req.phase is Phase.RACE:
+                end_relay(self.ctx, req, now)
         if not req.over:
             self._feed(req, now)
         release(self.ctx, req, now)

@@ -196,8 +196,8 @@ def need_main(ctx: Context, req: Request, now: float) -> bool:
 
 def need_source(ctx: Context, req: Request, now: float) -> bool:
     """A leg waits for KV that nobody sends: another source, uncharged."""
-    for leg in list(req.legs.values()):
-        if leg.role is Role.PREFILL or leg.landed or leg.source is not None:
+    for leg in req.legs.values():
+        if leg.source is not None or leg.role is Role.PREFILL or leg.landed:
             continue
         source = _source_for(req, leg)
         if source is not None:

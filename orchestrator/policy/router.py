@@ -237,16 +237,17 @@ def _predict(
     output = expected_output(ask.remaining)
     kv_s = _transfer_s(ask, world, p, m, prefill_s)
     ttft_s = prefill_s + world.rtt_s(gateway, p.site)
+    main_step_s = m.step_s
     if r is None:
         relay_tokens = 0
-        stall_s = max(kv_s, world.rtt_s(gateway, m.site)) + m.step_s
-        total_s = ttft_s + stall_s + max(0, output - 2) * m.step_s
+        stall_s = max(kv_s, world.rtt_s(gateway, m.site)) + main_step_s
+        total_s = ttft_s + stall_s + max(0, output - 2) * main_step_s
     else:
-        near_s = _transfer_s(ask, world, p, r, prefill_s)
-        stall_s = max(near_s, world.rtt_s(gateway, r.site)) + r.step_s
-        relay_tokens = min(output, ceil((kv_s + m.step_s) / r.step_s))
-        total_s = ttft_s + stall_s + relay_tokens * r.step_s
-        total_s += max(0, output - 2 - relay_tokens) * m.step_s
+        near_s, relay_step_s = _transfer_s(ask, world, p, r, prefill_s), r.step_s
+        stall_s = max(near_s, world.rtt_s(gateway, r.site)) + relay_step_s
+        relay_tokens = min(output, ceil((kv_s + main_step_s) / relay_step_s))
+        total_s = ttft_s + stall_s + relay_tokens * relay_step_s
+        total_s += max(0, output - 2 - relay_tokens) * main_step_s
     route = Route.LOCAL if p.site == m.site else Route.DIRECT if r is None else Route.RELAY
     return Decision(
         route=route,

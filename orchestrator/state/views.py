@@ -48,7 +48,8 @@ class WorkerView:
 
     def book(self, leg: LegId, booking: Booking) -> None:
         """Enter what a leg takes; an earlier entry of the same leg is struck out."""
-        self.unbook(leg)
+        if leg in self.bookings:
+            self.unbook(leg)
         self.bookings[leg] = booking
         self._count(booking, 1)
 
