@@ -301,14 +301,14 @@ class Replay:
         if name not in self._relayed:
             return None
         req = self.machine.requests[name]
-        main = req.leg(Role.MAIN)
-        return req.leg(Role.RELAY) if main is not None and main.epoch == epoch else None
+        main = req.main
+        return req.relay if main is not None and main.epoch == epoch else None
 
     def _tune(self, run: TokenRun) -> None:
         """A leg of a request that was relayed has spoken: see the module's docstring."""
         name = run.request
         req = self.machine.requests[name]
-        relay, main = req.leg(Role.RELAY), req.leg(Role.MAIN)
+        relay, main = req.relay, req.main
         if relay is not None:
             if run.epoch == relay.epoch and pace_s(self.machine.ctx, req) is not None:
                 self.workers[relay.worker].race((name, relay.epoch))
