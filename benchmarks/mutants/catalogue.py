@@ -1,8 +1,10 @@
 """All mutants, by name."""
 
+from benchmarks.mutants.choices import CHOICES
 from benchmarks.mutants.core import CORE
 from benchmarks.mutants.membership import MEMBERSHIP
 from benchmarks.mutants.transport import TRANSPORT
 from benchmarks.mutants.worker import WORKER
 
-MUTANTS = {mutant.name: mutant for mutant in (*CORE, *WORKER, *TRANSPORT, *MEMBERSHIP)}
+GATEWAY = (*CORE, *CHOICES)
+MUTANTS = {mutant.name: mutant for mutant in (*GATEWAY, *WORKER, *TRANSPORT, *MEMBERSHIP)}

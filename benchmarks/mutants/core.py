@@ -1,37 +1,31 @@
-"""Rules of the gateway's core (PROTOCOL), each broken once. Rule 3 is the worker's alone."""
+"""PROTOCOL's numbered rules of the gateway's core, each broken once. Rule 3 is the worker's."""
 
-from benchmarks.mutants.mutant import Mutant
+from benchmarks.mutants.mutant import broken
 
 L, S, P = "orchestrator.lifecycle.", "orchestrator.state.", "orchestrator.policy."
 
 
-def _m(
-    rule: str, name: str, module: str, *edits: tuple[str, str], exempt: str | None = None
-) -> Mutant:
-    return Mutant(rule, name, module, edits, exempt)
-
-
 CORE = (
     # ------------------------------------------------ 1: which tokens become law
-    _m(
+    broken(
         "1",
         "history is not compared",
         S + "law",
         ("if self.history(index) != history:", "if False:"),
     ),
-    _m(
+    broken(
         "1",
         "tokens within the law are not compared",
         S + "law",
         ("return list(ids[: len(known)]) == known", "return True"),
     ),
-    _m(
+    broken(
         "1",
         "rank is not compared",
         L + "accept",
         ("if authority is not None and leg.rank < authority.rank:", "if False:"),
     ),
-    _m(
+    broken(
         "1",
         "future runs are dropped",
         L + "accept",
@@ -40,119 +34,119 @@ CORE = (
             "    if run.index > length:\n",
         ),
     ),
-    _m(
+    broken(
         "1",
         "future runs are kept without bound",
         L + "accept",
         ("if len(leg.parked) > PARKED_RUNS:", "if False:"),
     ),
-    _m(
+    broken(
         "1",
         "parked runs are not looked at again",
         L + "accept",
         ("    moved = True\n", "    moved = False\n"),
     ),
-    _m(
+    broken(
         "1",
         "a late and different run is not fed again",
         L + "accept",
         ("    if leg.deaf:\n        leg.sent = leg.fed\n", ""),
     ),
-    _m(
+    broken(
         "1",
         "what is known already is accepted again",
         L + "accept",
         ("ids = run.ids[skip:]", "ids = run.ids"),
     ),
-    _m(
+    broken(
         "1",
         "a run from the wrong worker counts",
         L + "machine",
         ("    if event.worker == leg.worker:\n        return True\n", "    return True\n"),
     ),
     # ------------------------------------------------ 2: one authority
-    _m(
+    broken(
         "2",
         "main's first token stops nobody",
         L + "accept",
         ("if first and leg.role is Role.MAIN:", "if False:"),
     ),
-    _m(
+    broken(
         "2",
         "main's first token leaves the hold",
         L + "accept",
         ("if o is not leg]:", "if o is not leg and o.role is Role.RELAY]:"),
     ),
     # ------------------------------------------------ 4: epochs and dead legs
-    _m(
+    broken(
         "4",
         "epochs are used again",
         L + "context",
         ("req.next_epoch += 1", "req.next_epoch = len(req.legs) + 1"),
     ),
-    _m(
+    broken(
         "4",
         "a dead leg that decodes is left alone",
         L + "machine",
         ("if not isinstance(message, TokenRun | Landed) or", "if True or"),
     ),
-    _m(
+    broken(
         "4",
         "a lost leg is not stopped",
         L + "context",
         ("        self.send(leg.worker, Stop(request=req.name, epoch=leg.epoch))\n", ""),
     ),
     # ------------------------------------------------ 5: pause and resume
-    _m(
+    broken(
         "5",
         "resume has the pause's number",
         L + "recover",
         ("    relay.pause_seq += 1\n", ""),
     ),
-    _m(
+    broken(
         "5",
         "a paused relay never resumes",
         L + "recover",
         ("if relay is None or not relay.paused or", "if True or"),
     ),
-    _m(
+    broken(
         "5",
         "an old paused is believed",
         L + "machine",
         ("if not leg.paused or message.seq != leg.pause_seq:", "if not leg.paused:"),
     ),
-    _m(
+    broken(
         "5",
         "a paused relay keeps its slot",
         L + "machine",
         ("        self.ctx.free_slot(req, leg)\n", ""),
     ),
-    _m(
+    broken(
         "5",
         "a lost pause is not repeated",
         L + "deadlines",
         ("if relay.pause_at is None:", "if False:"),
     ),
     # ------------------------------------------------ 6: silence
-    _m(
+    broken(
         "6",
         "a silent leg is asked but not fed",
         L + "deadlines",
         ("if leg.role is not Role.PREFILL and leg.fed < len(req.law.ids):", "if False:"),
     ),
-    _m(
+    broken(
         "6",
         "no back-off",
         L + "deadlines",
         ("min(2 * leg.resync_wait, RESYNC_MOST_S)", "leg.resync_wait"),
     ),
-    _m(
+    broken(
         "6",
         "a leg that speaks past a lost token is not asked",
         L + "request",
         ("return leg.deaf or (bool(leg.parked) and self._alone(leg))", "return leg.deaf"),
     ),
-    _m(
+    broken(
         "6",
         "a leg that speaks on deaf is not fed again",
         L + "request",
@@ -161,13 +155,13 @@ CORE = (
             "return bool(leg.parked) and self._alone(leg)",
         ),
     ),
-    _m(
+    broken(
         "6",
         "feeds do not overlap",
         L + "machine",
         ("max(leg.fed, leg.sent - FEED_OVERLAP)", "leg.sent"),
     ),
-    _m(
+    broken(
         "6",
         "a reconnected worker is not asked",
         L + "machine",
@@ -176,7 +170,7 @@ CORE = (
             "                pass\n",
         ),
     ),
-    _m(
+    broken(
         "6",
         "a prefill is asked for what comes after its token",
         L + "deadlines",
@@ -186,7 +180,7 @@ CORE = (
         ),
     ),
     # ------------------------------------------------ 7: recovery
-    _m(
+    broken(
         "7",
         "a refusal is charged",
         L + "machine",
@@ -195,13 +189,13 @@ CORE = (
             "        lose_leg(self.ctx, req, leg, exclude=True)\n",
         ),
     ),
-    _m(
+    broken(
         "7",
         "who refused is asked again at once",
         L + "machine",
         ("        req.excluded.add(leg.worker)\n", ""),
     ),
-    _m(
+    broken(
         "7",
         "a lost source is charged to who waits",
         L + "recover",
@@ -210,56 +204,56 @@ CORE = (
             "        lose_leg(ctx, req, leg, exclude=False)\n",
         ),
     ),
-    _m(
+    broken(
         "7",
         "a failed source is tried again",
         L + "recover",
         (" and leg.epoch not in req.failed_sources:", ":"),
     ),
-    _m(
+    broken(
         "7",
         "a relay is sent to a failed source",
         L + "recover",
         ("        or prefill.epoch in req.failed_sources\n", ""),
     ),
-    _m(
+    broken(
         "7",
         "main is tried for ever",
         L + "recover",
         ("return req.lost[Role.MAIN] < ctx.config.attempts.main", "return True"),
     ),
-    _m(
+    broken(
         "7",
         "the relay that finishes is lost for good",
         L + "context",
         ("            req.relay_finishes = False\n", ""),
     ),
-    _m(
+    broken(
         "7",
         "restarts without end",
         L + "recover",
         ("if req.restarts >= ctx.config.attempts.restarts:", "if False:"),
     ),
-    _m(
+    broken(
         "7",
         "a restart forgets the law",
         L + "context",
         ("law_ids=tuple(req.law.ids),", "law_ids=(),"),
     ),
-    _m(
+    broken(
         "7",
         "a loss waits for the next look",
         L + "recover",
         ("    req.retry_at = None  # all that is missing is looked at anew\n", ""),
     ),
-    _m(
+    broken(
         "7",
         "another relay is never tried",
         L + "recover",
         ("< RELAY_WORTH_S", "< 1e9"),
     ),
     # ------------------------------------------------ 8: token 0 and armed legs
-    _m(
+    broken(
         "8",
         "main is fed only once it has landed",
         L + "machine",
@@ -268,57 +262,57 @@ CORE = (
             "if leg.landed and leg.sent < law:",
         ),
     ),
-    _m(
+    broken(
         "8",
         "anybody may give token 0",
         L + "accept",
         ("if not length and leg.role is not Role.PREFILL:", "if False:"),
     ),
     # ------------------------------------------------ 9: memory set aside, refusals
-    _m(
+    broken(
         "9",
         "main sets too little aside",
         L + "context",
         ("            return len(req.spec.prompt_ids) + req.limit\n", "            return have\n"),
     ),
-    _m(
+    broken(
         "9",
         "the relay sets too little aside",
         L + "context",
         ("have + min(req.remaining, 2 * max(likely, 16))", "have"),
     ),
-    _m(
+    broken(
         "9",
         "a worker without room is chosen",
         P + "router",
         ("WorkerView.has_room if only_with_room else ", ""),
     ),
-    _m(
+    broken(
         "9",
         "bookings are not returned",
         L + "context",
         ("view.unbook((req.name, leg.epoch))", "view.bookings"),
     ),
     # ------------------------------------------------ 10: the end
-    _m(
+    broken(
         "10",
         "max_tokens=1 starts a main",
         L + "recover",
         ("    if req.remaining > 1:\n", "    if True:\n"),
     ),
-    _m(
+    broken(
         "10",
         "the limit is one too many",
         L + "accept",
         ("keep = min(len(ids), spec.limit - base)", "keep = min(len(ids), spec.limit + 1 - base)"),
     ),
-    _m(
+    broken(
         "10",
         "min_tokens is ignored",
         L + "accept",
         (" and base + i >= spec.min_tokens:", ":"),
     ),
-    _m(
+    broken(
         "10",
         "tokens after a stop string are billed",
         L + "accept",
@@ -327,7 +321,7 @@ CORE = (
             "reason = FinishReason.STOP",
         ),
     ),
-    _m(
+    broken(
         "10",
         "a failure is told before tokens that are owed",
         L + "machine",
@@ -338,13 +332,13 @@ CORE = (
         ),
     ),
     # ------------------------------------------------ 11: KV before the relay
-    _m(
+    broken(
         "11",
         "a useless relay is not stopped",
         L + "machine",
         ("if relay is not None and not relay.landed and not relay.accepted:", "if False:"),
     ),
-    _m(
+    broken(
         "11",
         "a relay that decodes is stopped",
         L + "machine",
@@ -354,7 +348,7 @@ CORE = (
         ),
     ),
     # ------------------------------------------------ 12: the hold and its copies
-    _m(
+    broken(
         "12",
         "the hold is freed when main has landed",
         L + "recover",
@@ -363,151 +357,40 @@ CORE = (
             "    if prefill is None or not prefill.produced:\n",
         ),
     ),
-    _m(
+    broken(
         "12",
         "the relay's copy is never sent",
         L + "recover",
         ("relay if relay is not target and relay and relay.landed else None", "None"),
     ),
-    _m(
+    broken(
         "12",
         "the KV of the law is not sent",
         L + "context",
         ("stop=prompt + target.cover,", "stop=prompt,"),
     ),
     # ------------------------------------------------ 13: deadlines
-    _m("13", "no deadline for prefill", L + "deadlines", ("+ limits.prefill,", "+ 1e9,")),
-    _m("13", "no deadline for KV", L + "deadlines", ("+ limits.kv,", "+ 1e9,")),
-    _m("13", "no deadline for first tokens", L + "deadlines", ("+ limits.first_token,", "+ 1e9,")),
-    _m("13", "no deadline for silence", L + "deadlines", ("+ limits.silence,", "+ 1e9,")),
-    _m("13", "no deadline for the cut", L + "deadlines", ("+ ctx.config.deadlines.cut,", "+ 1e9,")),
-    _m("13", "no deadline for the queue", L + "deadlines", ("+ limits.queue,", "+ 1e9,")),
-    _m("13", "no deadline for the request", L + "deadlines", ("+ limits.request,", "+ 1e9,")),
-    _m(
+    broken("13", "no deadline for prefill", L + "deadlines", ("+ limits.prefill,", "+ 1e9,")),
+    broken("13", "no deadline for KV", L + "deadlines", ("+ limits.kv,", "+ 1e9,")),
+    broken(
+        "13", "no deadline for first tokens", L + "deadlines", ("+ limits.first_token,", "+ 1e9,")
+    ),
+    broken("13", "no deadline for silence", L + "deadlines", ("+ limits.silence,", "+ 1e9,")),
+    broken(
+        "13", "no deadline for the cut", L + "deadlines", ("+ ctx.config.deadlines.cut,", "+ 1e9,")
+    ),
+    broken("13", "no deadline for the queue", L + "deadlines", ("+ limits.queue,", "+ 1e9,")),
+    broken("13", "no deadline for the request", L + "deadlines", ("+ limits.request,", "+ 1e9,")),
+    broken(
         "13",
         "a deadline that is not later than now",
         L + "deadlines",
         ("    leg.resync_after = now\n", ""),
     ),
-    _m(
+    broken(
         "13",
         "a late KV is not given to the relay",
         L + "deadlines",
         ("        req.relay_finishes = True\n", "        pass\n"),
     ),
-    # ------------------------------------------------ how catch-up ends
-    _m(
-        "handoff",
-        "cut before main was heard",
-        P + "handoff",
-        ("if not view.main_heard:", "if False:"),
-    ),
-    _m(
-        "handoff",
-        "races that cannot be won",
-        P + "handoff",
-        ("RACE_RATIO = 0.9", "RACE_RATIO = 1.2"),
-    ),
-    _m(
-        "handoff",
-        "races without a bound",
-        P + "handoff",
-        ("return Verdict.CUT if view.bound_passed else Verdict.GO_ON", "return Verdict.GO_ON"),
-    ),
-    _m(
-        "handoff",
-        "no pacing",
-        L + "handover",
-        ("    return handoff.pace_s(relay_step_s, main_step_s)\n", "    return None\n"),
-    ),
-    _m(
-        "handoff",
-        "a token released early delays the next",
-        L + "release",
-        ("on_time = now - pace < due_at <= now", "on_time = now - pace < due_at"),
-    ),
-    _m(
-        "handoff",
-        "a second relay is slowed to main's pace",
-        L + "release",
-        (
-            "    if req.relay is not None:\n",
-            "    if req.relay is not None and req.account.handoff_index is None:\n",
-        ),
-    ),
-    _m(
-        "handoff",
-        "law taken over counts as steps",
-        L + "request",
-        (
-            "if self.last_at is not None and start == self.last_end:",
-            "if self.last_at is not None and end != start:",
-        ),
-    ),
-    _m(
-        "handoff",
-        "an empty answer counts as a word",
-        L + "accept",
-        ("    if own:\n        leg.spoke_at", "    if True:\n        leg.spoke_at"),
-    ),
-    # ------------------------------------------------ routes, queue, workers
-    _m(
-        "route",
-        "draining workers are chosen",
-        P + "router",
-        ("w.name not in ask.excluded and not w.draining]", "w.name not in ask.excluded]"),
-    ),
-    _m(
-        "route",
-        "a hit at main is ignored",
-        P + "router",
-        ("missing = ask.tokens - min(ask.hits.get(m.name, 0), ask.tokens)", "missing = ask.tokens"),
-    ),
-    _m(
-        "route",
-        "the line's queue is ignored",
-        P + "router",
-        ("(link.queue_bytes + nbytes)", "nbytes"),
-    ),
-    _m(
-        "route",
-        "a forced route without room fails",
-        P + "router",
-        ("if d.route is ask.forced] or found", "if d.route is ask.forced]"),
-    ),
-    _m(
-        "route",
-        "a dead pool fails new requests",
-        L + "recover",
-        ("if refusal is not None and (failed or pool_dead):", "if refusal is not None and failed:"),
-    ),
-    _m(
-        "queue",
-        "the queue has no end",
-        L + "machine",
-        ("if len(self._queue) >= self.ctx.config.queue_limit:", "if False:"),
-    ),
-    _m(
-        "queue",
-        "new requests overtake the queue",
-        L + "machine",
-        ("refusal = Refusal.BUSY if self._queue else None", "refusal = None"),
-    ),
-    _m(
-        "queue",
-        "a finished prefill keeps its slot",
-        L + "accept",
-        ("        ctx.free_slot(req, leg)\n", ""),
-    ),
-    _m(
-        "queue",
-        "a restarted worker keeps its legs",
-        L + "machine",
-        (
-            "        if event.worker in self.ctx.world.workers:\n"
-            "            self._drop_worker(event.worker, now)\n        self.ctx.world",
-            "        self.ctx.world",
-        ),
-    ),
-    _m("queue", "the salt is ignored", P + "prefixes", ("cache_salt.encode()", 'b""')),
 )

@@ -1,12 +1,12 @@
 """Rules of who is there: reach, delivery, leases. Each broken once."""
 
-from benchmarks.mutants.mutant import Mutant
+from benchmarks.mutants.mutant import Mutant, broken
 
 M = "orchestrator.membership."
 
 
 def _m(name: str, module: str, *edits: tuple[str, str], exempt: str | None = None) -> Mutant:
-    return Mutant("membership", name, M + module, edits, exempt)
+    return broken("membership", name, M + module, *edits, exempt=exempt)
 
 
 MEMBERSHIP = (

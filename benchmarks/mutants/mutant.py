@@ -12,16 +12,24 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`edits`: text that occurs once in the module, and what stands there instead.
+    """One rule, broken. `part`: of PROTOCOL or of the product, as the lists are divided.
 
-    `exempt`: why the seeds of `pdd bench faults` cannot notice it; None: they must.
+    `edits`: text that occurs once in the module, and what stands there instead. `exempt`: why the
+    seeds of `pdd bench faults` cannot notice it; None: they must.
     """
 
-    rule: str
+    part: str
     name: str
     module: str
     edits: tuple[tuple[str, str], ...]
     exempt: str | None = None
+
+
+def broken(
+    part: str, name: str, module: str, *edits: tuple[str, str], exempt: str | None = None
+) -> Mutant:
+    """A mutant, as the lists of them are written."""
+    return Mutant(part, name, module, edits, exempt)
 
 
 def source_path(module: str) -> Path:

@@ -74,7 +74,7 @@ def table(verdicts: Sequence[Verdict], seeds: int) -> str:
             "| part | rule broken | module | why |",
             "|---|---|---|---|",
             *(
-                f"| {v.mutant.rule} | {v.mutant.name} | `{v.mutant.module}` | "
+                f"| {v.mutant.part} | {v.mutant.name} | `{v.mutant.module}` | "
                 f"{v.mutant.exempt or 'NOT EXPLAINED'} |"
                 for v in alive
             ),
@@ -85,7 +85,7 @@ def table(verdicts: Sequence[Verdict], seeds: int) -> str:
 def _row(verdict: Verdict) -> str:
     mutant = verdict.mutant
     seen = (verdict.breach or "").replace("|", "/")
-    return f"| {mutant.rule} | {mutant.name} | `{mutant.module}` | {verdict.seed} | {seen} |"
+    return f"| {mutant.part} | {mutant.name} | `{mutant.module}` | {verdict.seed} | {seen} |"
 
 
 def _watch(mutant: Mutant, seeds: int) -> Verdict:
@@ -125,8 +125,10 @@ def _watch(mutant: Mutant, seeds: int) -> Verdict:
 def _live(mutant: Mutant, seeds: int) -> None:
     """In the mutant's own process: say after some seeds how far it is, and stop when caught."""
     install(mutant)
-    faults = importlib.import_module("benchmarks.faults")  # after the rule was broken
-    scenario = faults.load_scenario(faults.scenario_file(None))
+    # After the rule was broken: what they import must be broken too.
+    faults = importlib.import_module("benchmarks.faults")
+    scenarios = importlib.import_module("orchestrator.virtual.faults.scenario")
+    scenario = scenarios.load_scenario(faults.scenario_file(None))
     for first in range(0, seeds, TELL_EVERY):
         tally = faults.live(scenario, range(first, min(first + TELL_EVERY, seeds)))
         for seed, breaches in sorted(tally.broken.items()):

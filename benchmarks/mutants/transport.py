@@ -1,12 +1,12 @@
 """Rules of the KV transport, each broken once."""
 
-from benchmarks.mutants.mutant import Mutant
+from benchmarks.mutants.mutant import Mutant, broken
 
 T = "transport."
 
 
 def _m(name: str, module: str, *edits: tuple[str, str], exempt: str | None = None) -> Mutant:
-    return Mutant("transport", name, T + module, edits, exempt)
+    return broken("transport", name, T + module, *edits, exempt=exempt)
 
 
 TRANSPORT = (

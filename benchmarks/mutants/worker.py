@@ -1,12 +1,12 @@
 """Rules of a worker's core, each broken once."""
 
-from benchmarks.mutants.mutant import Mutant
+from benchmarks.mutants.mutant import Mutant, broken
 
 W = "workers."
 
 
 def _m(name: str, module: str, *edits: tuple[str, str], exempt: str | None = None) -> Mutant:
-    return Mutant("worker", name, W + module, edits, exempt)
+    return broken("worker", name, W + module, *edits, exempt=exempt)
 
 
 WORKER = (

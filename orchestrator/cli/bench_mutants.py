@@ -2,18 +2,17 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from benchmarks.mutants import run as mutants_bench
 from benchmarks.mutants.catalogue import MUTANTS
+from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.errors import UserError
 from orchestrator.topology.mistakes import unknown
-
-GOOD, ALIVE = 0, 1
 
 
 def mutants(
@@ -38,38 +37,35 @@ def mutants(
         markdown.write_text(mutants_bench.table(verdicts, seeds), encoding="utf-8")
     unexplained = [v.mutant.name for v in verdicts if not v.caught and v.mutant.exempt is None]
     if output is Format.JSON:
-        print_json(
-            {
-                "seeds": seeds,
-                "mutants": [
-                    {
-                        "part": v.mutant.rule,
-                        "name": v.mutant.name,
-                        "module": v.mutant.module,
-                        "seed": v.seed,
-                        "breach": v.breach,
-                        "exempt": v.mutant.exempt,
-                    }
-                    for v in verdicts
-                ],
-                "not_caught": unexplained,
-            }
-        )
+        rows = [_row(verdict) for verdict in verdicts]
+        print_json({"seeds": seeds, "mutants": rows, "not_caught": unexplained})
     else:
         caught = sum(v.caught for v in verdicts)
         print(f"{caught} of {len(verdicts)} rules noticed; not noticed and not explained:")
         print("\n".join(unexplained) or "none")
-    raise typer.Exit(ALIVE if unexplained else GOOD)
+    raise typer.Exit(FAILED if unexplained else GOOD)
 
 
 def _chosen(names: list[str]) -> list[str]:
-    parts = {mutant.rule for mutant in MUTANTS.values()}
+    parts = dict.fromkeys(mutant.part for mutant in MUTANTS.values())
     chosen: list[str] = []
     for name in names:
         if name not in MUTANTS and name not in parts:
             raise UserError(unknown("mutant", name, [*MUTANTS, *parts]))
-        chosen += [m.name for m in MUTANTS.values() if name in (m.name, m.rule)]
+        chosen += [m.name for m in MUTANTS.values() if name in (m.name, m.part)]
     return chosen or list(MUTANTS)
+
+
+def _row(verdict: mutants_bench.Verdict) -> dict[str, Any]:
+    mutant = verdict.mutant
+    return {
+        "part": mutant.part,
+        "name": mutant.name,
+        "module": mutant.module,
+        "seed": verdict.seed,
+        "breach": verdict.breach,
+        "exempt": mutant.exempt,
+    }
 
 
 def _words(verdict: mutants_bench.Verdict) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.mutants import mutant as mutants
-from benchmarks.mutants.core import CORE
+from benchmarks.mutants.catalogue import GATEWAY
 
-MUTANTS = {mutant.name: mutant for mutant in CORE}
+MUTANTS = {mutant.name: mutant for mutant in GATEWAY}
 HERE = "tests/orchestrator/lifecycle"
 STORIES = "tests/orchestrator/virtual/stories"
 # In the order in which they are asked; the first failure ends a mutant's run.
@@ -85,7 +85,7 @@ def main() -> int:
         verdict = run(name)
         mutant = MUTANTS[name]
         caught = verdict.caught_by or "NOT CAUGHT"
-        print(f"rule {mutant.rule:<8} {name:<48} {verdict.seconds:5.1f} s  {caught}", flush=True)
+        print(f"rule {mutant.part:<8} {name:<48} {verdict.seconds:5.1f} s  {caught}", flush=True)
         if verdict.caught_by is None:
             alive.append(name)
     print(f"{len(wanted) - len(alive)} of {len(wanted)} mutants caught")

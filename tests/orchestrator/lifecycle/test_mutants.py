@@ -20,7 +20,7 @@ def test_a_mutant_fits_the_source(name: str) -> None:
 
 
 def test_every_rule_is_broken() -> None:
-    assert {mutant.rule for mutant in MUTANTS.values()} >= GATEWAY_RULES
+    assert {mutant.part for mutant in MUTANTS.values()} >= GATEWAY_RULES
 
 
 @pytest.mark.parametrize(("name", "file"), SAMPLE)
