@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from orchestrator.topology.mistakes import unknown
 from orchestrator.virtual.client import Client
 from orchestrator.virtual.faults.cases import Case, generate, play
 from orchestrator.virtual.faults.checks import check
-from orchestrator.virtual.faults.scenario import Scenario, load_scenario
+from orchestrator.virtual.faults.scenario import Scenario
 from orchestrator.virtual.faults.shrink import shrink
 from orchestrator.virtual.faults.story import tell
 
@@ -28,7 +29,10 @@ SEEDS_PER_TASK = 10
 
 @dataclass(slots=True)
 class Tally:
-    """What some seeds came to. `broken`: the breaches of each seed that broke a promise."""
+    """What some seeds came to. `broken`: the breaches of each seed that broke a promise.
+
+    `cpu_s` is this machine's, `virtual_s` the time that passed in the deployments, in seconds.
+    """
 
     seeds: int = 0
     requests: int = 0
@@ -66,6 +70,7 @@ def run(
     tell_progress: Callable[[Tally], None] = lambda tally: None,
 ) -> dict[str, Any]:
     """Live through the seeds [first, first + seeds), on all cores unless `jobs` says otherwise."""
+    measured_on = machine()
     began = time.monotonic()
     total = Tally()
     tasks = [
@@ -92,16 +97,16 @@ def run(
         "cpu_s_per_1000_requests": 1000 * total.cpu_s / total.requests,
         "virtual_hours": total.virtual_s / 3600,
         "took_s": took_s,
-        "machine": machine(),
+        "machine": measured_on,
     }
 
 
 def explain(
     scenario: Scenario, seed: int, *, smallest: bool, request: str | None = None
 ) -> tuple[list[str], bool]:
-    """The story of a request; without one, of those that a broken promise names, or of the one
-    that went through most. Whether any promise is broken.
+    """The lines of a request's story, and whether any promise is broken.
 
+    Without a request, of those that a broken promise names, or of the one that went through most.
     `smallest`: of the least part of the case that still breaks it. Raises UserError when the seed
     has no such request.
     """
@@ -134,7 +139,7 @@ def _spread(scenario: Scenario, tasks: Sequence[range], faults: bool, jobs: int)
         yield from (live(scenario, task, faults) for task in tasks)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(live, *zip(*((scenario, task, faults) for task in tasks), strict=True))
+        yield from pool.map(live, repeat(scenario), tasks, repeat(faults))
 
 
 def live(scenario: Scenario, seeds: range, faults: bool = True) -> Tally:
@@ -201,6 +206,3 @@ def _outcome(client: Client) -> str:
 def scenario_file(given: Path | None) -> Path:
     """The scenario that is used: the one that came with the package unless another is given."""
     return given or Path(__file__).parents[1] / "configs" / "scenarios" / "faults.yaml"
-
-
-__all__ = ["Tally", "explain", "load_scenario", "run", "scenario_file"]

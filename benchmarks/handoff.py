@@ -65,6 +65,7 @@ def run(
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Bring the topology up and measure every route; medians over `requests` each."""
+    measured_on = machine()
     options = [] if gateway_site is None else ["--gateway-site", gateway_site]
     options += [] if logs is None else ["--logs", str(logs)]
     with serving(topology, *options, tell=tell) as served:
@@ -83,7 +84,7 @@ def run(
         "requests": requests,
         "prompt_tokens": PROMPT_TOKENS,
         "output_tokens": OUTPUT_TOKENS,
-        "machine": machine(),
+        "machine": measured_on,
         "routes": {name: _row(runs, greedy["local"]) for name, runs in greedy.items()},
         "sampled": {
             "temperature": SAMPLED_TEMPERATURE,

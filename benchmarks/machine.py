@@ -7,7 +7,7 @@ from typing import Any
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Take it before the measurement: `load_before` is the load average of the last minute."""
     return {
         "cores": os.cpu_count(),
         "processor": platform.processor() or platform.machine(),

@@ -1,7 +1,9 @@
 """`pdd bench NAME`: measure a claim."""
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from benchmarks.service import ServeFailed
 from orchestrator.cli.bench_driver import driver
 from orchestrator.cli.bench_faults import faults
 from orchestrator.cli.bench_mutants import mutants
+from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.packaged import packaged_topology
@@ -23,8 +26,6 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 app.command()(driver)
 app.command()(faults)
 app.command()(mutants)
-
-FAILED = 1
 
 
 @app.callback()
@@ -48,7 +49,7 @@ def handoff(
     file = topology or packaged_topology("laptop-4000km")
     load_topology(file)
     progress = Console(stderr=True, highlight=False)
-    try:
+    with _cannot_start_told():
         result = handoff_bench.run(
             file,
             gateway_site=gateway_site,
@@ -56,9 +57,6 @@ def handoff(
             logs=logs,
             tell=lambda line: progress.print(f"  {line}"),
         )
-    except ServeFailed as error:
-        print(f"cannot start: {error}", file=sys.stderr)
-        raise typer.Exit(FAILED) from error
     if output is Format.JSON:
         print_json(result)
     else:
@@ -77,16 +75,23 @@ def parity(
     # By name, when it is called: the model's tokenizer takes seconds to import.
     parity_bench = importlib.import_module("benchmarks.parity")
     progress = Console(stderr=True, highlight=False)
-    try:
+    with _cannot_start_told():
         result = parity_bench.run(file, tell=lambda line: progress.print(f"  {line}"))
-    except ServeFailed as error:
-        print(f"cannot start: {error}", file=sys.stderr)
-        raise typer.Exit(FAILED) from error
     if output is Format.JSON:
         print_json(result)
     else:
         _verdict(result)
-    raise typer.Exit(0 if result["identical"] else FAILED)
+    raise typer.Exit(GOOD if result["identical"] else FAILED)
+
+
+@contextlib.contextmanager
+def _cannot_start_told() -> Iterator[None]:
+    """A service that cannot be started ends the command with one line."""
+    try:
+        yield
+    except ServeFailed as error:
+        print(f"cannot start: {error}", file=sys.stderr)
+        raise typer.Exit(FAILED) from error
 
 
 def _verdict(result: dict[str, Any]) -> None:

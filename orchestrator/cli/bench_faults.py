@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks import faults as faults_bench
+from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.errors import UserError
-
-GOOD, BROKEN = 0, 1
+from orchestrator.virtual.faults.scenario import Scenario, load_scenario
 
 
 def faults(
@@ -40,16 +40,12 @@ def faults(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Small deployments with faults, in virtual time: is any promise broken?"""
-    chosen = faults_bench.load_scenario(faults_bench.scenario_file(scenario))
+    chosen = load_scenario(faults_bench.scenario_file(scenario))
     if story:
         if seed is None:
             raise UserError("--story: give the seed whose story is wanted, with --seed")
-        lines, broken = faults_bench.explain(chosen, seed, smallest=shrink, request=request)
-        if output is Format.JSON:
-            print_json({"seed": seed, "broken": broken, "story": lines})
-        else:
-            print("\n".join(lines))
-        raise typer.Exit(BROKEN if broken else GOOD)
+        broken = _tell_story(chosen, seed, smallest=shrink, request=request, output=output)
+        raise typer.Exit(FAILED if broken else GOOD)
     if shrink or request is not None:
         raise UserError(f"--{'shrink' if shrink else 'request'}: it is for --story; give both")
     count = seeds or (200 if seed is None else 1)
@@ -69,7 +65,19 @@ def faults(
         print_json(result)
     else:
         _summary(result)
-    raise typer.Exit(BROKEN if result["broken"] else GOOD)
+    raise typer.Exit(FAILED if result["broken"] else GOOD)
+
+
+def _tell_story(
+    scenario: Scenario, seed: int, *, smallest: bool, request: str | None, output: Format
+) -> bool:
+    """Print what happened in a seed; whether it broke a promise."""
+    lines, broken = faults_bench.explain(scenario, seed, smallest=smallest, request=request)
+    if output is Format.JSON:
+        print_json({"seed": seed, "broken": broken, "story": lines})
+    else:
+        print("\n".join(lines))
+    return broken
 
 
 def _progress(count: int) -> Progress:

@@ -15,6 +15,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption
 from orchestrator.errors import UserError
 from orchestrator.live.journal import Header, Journal
@@ -25,9 +26,6 @@ from orchestrator.topology.schema import Topology
 from workers.service.logs import log_to
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-STOPPED = 0
-FAILED = 1
 
 
 @app.command()
@@ -162,7 +160,7 @@ async def _serve(
                 if not entering.done():
                     entering.cancel()
                     await asyncio.gather(entering, return_exceptions=True)
-                    return STOPPED
+                    return GOOD
                 up = entering.result()
         except LaunchFailed as error:
             print(f"cannot start: {error}", file=sys.stderr)
@@ -181,7 +179,7 @@ async def _serve(
                 print("stopping: the gateway ended by itself", file=sys.stderr)
                 return FAILED
             voice.say("stopping")
-            return STOPPED
+            return GOOD
         finally:
             await manager.__aexit__(None, None, None)
 

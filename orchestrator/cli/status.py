@@ -7,13 +7,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.errors import UserError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 ANSWER_S = 5.0
-NOT_READY = 1
 
 
 @app.command()
@@ -43,7 +43,7 @@ def status(
         print_json(told)
     else:
         _show(told)
-    raise typer.Exit(0 if told["ready"] else NOT_READY)
+    raise typer.Exit(GOOD if told["ready"] else FAILED)
 
 
 def _read(answered: httpx.Response) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.catalogue import Catalogue, load_catalogue
+from orchestrator.cli.main import MISTAKEN
 from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.mistakes import TopologyError
@@ -79,7 +80,7 @@ def validate(
         if output is not Format.JSON:
             raise
         print_json([asdict(mistake) for mistake in error.mistakes])
-        raise typer.Exit(2) from None
+        raise typer.Exit(MISTAKEN) from None
     summary = summarize(str(file), topology, load_catalogue())
     if output is Format.JSON:
         print_json(summary)

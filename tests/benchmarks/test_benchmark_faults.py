@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import faults
 from orchestrator.cli.main import run
+from orchestrator.virtual.faults.scenario import load_scenario
 
 SEEDS = 2000
 SOME = ["bench", "faults", "--seeds", "12", "--jobs", "1", "-o", "json"]
@@ -14,7 +15,7 @@ SOME = ["bench", "faults", "--seeds", "12", "--jobs", "1", "-o", "json"]
 
 @pytest.mark.timeout(600)
 def test_no_seed_breaks_a_promise() -> None:
-    scenario = faults.load_scenario(faults.scenario_file(None))
+    scenario = load_scenario(faults.scenario_file(None))
     result = faults.run(scenario, first=0, seeds=SEEDS)
     assert result["broken"] == []
     assert result["seeds"] == SEEDS
