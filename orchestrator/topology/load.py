@@ -11,7 +11,7 @@ from orchestrator.topology.document import read_document
 from orchestrator.topology.mistakes import Path, TopologyError, unknown
 from orchestrator.topology.rules import NO_ROLES, Draft, Found, broken_rules
 from orchestrator.topology.schema import ONE_DELAY, Pool, Topology
-from orchestrator.topology.strict import kind_of, schema_mistakes, validate
+from orchestrator.topology.strict import check, validate
 from workers.api.messages import Role
 
 # Keys that DESIGN names but nothing reads yet: refused with the reason instead of a guess.
@@ -26,20 +26,10 @@ def load_topology(path: str | FilePath) -> Topology:
     file = FilePath(path)
     document = read_document(file)
     catalogue = load_catalogue()
-    mistakes = list(document.mistakes)
-    spoiled = {mistake.path for mistake in mistakes}
-    topology: Topology | None = None
+    topology, mistakes = check(Topology, document, _own_words)
     if isinstance(document.data, dict):
-        try:
-            topology = validate(Topology, document.data)
-        except ValidationError as error:
-            mistakes += schema_mistakes(document, Topology, error, spoiled, _own_words)
         for where, message in _rule_mistakes(document.data, file.parent, catalogue):
             mistakes.append(document.mistake(where, message))
-    else:
-        mistakes.append(
-            document.mistake((), f"expected keys and values, got {kind_of(document.data)}")
-        )
     if mistakes or topology is None:
         raise TopologyError(mistakes)
     directory = _model_directory(topology.model, file.parent)

@@ -19,23 +19,27 @@ OwnWords = Callable[[Path, str], str | None]
 
 def load_model(model: type[M], path: FilePath) -> M:
     """What a file describes. Raises TopologyError with every mistake in it."""
-    document = read_document(path)
-    mistakes = list(document.mistakes)
-    loaded: M | None = None
-    if isinstance(document.data, dict):
-        try:
-            loaded = validate(model, document.data)
-        except ValidationError as error:
-            spoiled = {mistake.path for mistake in mistakes}
-            mistakes += schema_mistakes(
-                document, model, error, spoiled, own=lambda path, kind: None
-            )
-    else:
-        found = kind_of(document.data)
-        mistakes.append(document.mistake((), f"expected keys and values, got {found}"))
+    loaded, mistakes = check(model, read_document(path))
     if mistakes or loaded is None:
         raise TopologyError(mistakes)
     return loaded
+
+
+def check(
+    model: type[M], document: Document, own: OwnWords = lambda path, kind: None
+) -> tuple[M | None, list[Mistake]]:
+    """What a document describes, None if it does not fit the schema; and all its mistakes."""
+    mistakes = list(document.mistakes)
+    if not isinstance(document.data, dict):
+        found = _kind_of(document.data)
+        mistakes.append(document.mistake((), f"expected keys and values, got {found}"))
+        return None, mistakes
+    try:
+        return validate(model, document.data), mistakes
+    except ValidationError as error:
+        spoiled = {mistake.path for mistake in mistakes}
+        mistakes += _schema_mistakes(document, model, error, spoiled, own)
+        return None, mistakes
 
 
 def validate(model: type[M], data: object) -> M:
@@ -43,12 +47,12 @@ def validate(model: type[M], data: object) -> M:
     return model.model_validate(data, context=FROM_FILE, by_alias=True, by_name=False)
 
 
-def schema_mistakes(
+def _schema_mistakes(
     document: Document,
     model: type[BaseModel],
     error: ValidationError,
     spoiled: set[str],
-    own: OwnWords = lambda path, kind: None,
+    own: OwnWords,
 ) -> Iterator[Mistake]:
     """What the schema found; `spoiled` are the paths that the reader has told of already."""
     details = error.errors(include_url=False)
@@ -103,7 +107,7 @@ def _message(model: type[BaseModel], path: Path, kind: str, detail: ErrorDetails
         case "too_long":
             return f"expected {ctx['max_length']} values, got {ctx['actual_length']}"
     expected = EXPECTED.get(kind, detail["msg"].lower())
-    return f"expected {expected}, got {kind_of(value)}"
+    return f"expected {expected}, got {_kind_of(value)}"
 
 
 EXPECTED = {
@@ -118,7 +122,7 @@ EXPECTED = {
 }
 
 
-def kind_of(value: object) -> str:
+def _kind_of(value: object) -> str:
     """What stands there, in a few words."""
     match value:
         case None:
