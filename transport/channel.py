@@ -10,7 +10,7 @@ from transport.base import StreamId
 from transport.frames import Accept, Ack, Cancel, Data, Done, Frame, Goodbye, Ping, Pong, Refuse
 from transport.framing import encode
 from transport.pace import DeliveryRate, Pacer, RoundTrip
-from transport.sender import Sender, redial_s
+from transport.sender import Sender, Turns, redial_s
 from transport.wire import (
     BROKEN,
     HANDSHAKE_S,
@@ -59,13 +59,13 @@ class Channel:
         self.streams: dict[StreamId, Stream] = {}
         self._name = name
         self._secret = secret
-        self._turns: deque[Stream] = deque()  # round robin, one piece each
+        self._turns: Turns[Stream] = Turns()
         self._up = False
         self._task: asyncio.Task[None] | None = None
 
     def add(self, outgoing: Stream) -> None:
         self.streams[outgoing.stream] = outgoing
-        self._turns.append(outgoing)
+        self._turns.add(outgoing)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         if self._up:
@@ -76,8 +76,9 @@ class Channel:
         if self.streams.pop(outgoing.stream, None) is not None:
             self._turns.remove(outgoing)
 
+    @property
     def has_data(self) -> bool:
-        return any(stream.machine.has_data for stream in self._turns)
+        return self._turns.has_data
 
     async def close(self) -> None:
         for outgoing in list(self.streams.values()):
@@ -162,7 +163,7 @@ class Channel:
             if self.control:
                 await wire.write(self.control.popleft())
                 continue
-            data = self._next_data()
+            data = self._turns.next_data(lambda outgoing: outgoing.next_data())
             if data is not None:
                 await self._write_data(wire, data)
                 continue
@@ -172,15 +173,6 @@ class Channel:
                     await self.wake.wait()
             except TimeoutError:
                 continue
-
-    def _next_data(self) -> Data | None:
-        for _ in range(len(self._turns)):
-            outgoing = self._turns[0]
-            self._turns.rotate(-1)
-            data = outgoing.next_data()
-            if data is not None:
-                return data
-        return None
 
     async def _write_data(self, wire: Wire, data: Data) -> None:
         """One frame in paced chunks; a frame once begun is always written to its end."""
@@ -221,7 +213,7 @@ class Peer:
 
     @property
     def has_data(self) -> bool:
-        return any(channel.has_data() for channel in self._channels)
+        return any(channel.has_data for channel in self._channels)
 
     @property
     def queue_bytes(self) -> int:

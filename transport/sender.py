@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
 
 from transport.base import Offer, SliceKey
 from transport.frames import (
@@ -227,3 +228,41 @@ _ROWS: dict[type, Callable[..., list[Frame]]] = {
     Ack: Sender._acknowledged,
     Done: Sender._completed,
 }
+
+
+class Sending(Protocol):
+    """A stream as whoever writes it has it."""
+
+    machine: Sender
+
+
+S = TypeVar("S", bound=Sending)
+
+
+class Turns(Generic[S]):
+    """The streams on one connection: round robin, one piece each."""
+
+    def __init__(self) -> None:
+        self._order: deque[S] = deque()
+
+    def add(self, stream: S) -> None:
+        self._order.append(stream)
+
+    def remove(self, stream: S) -> None:
+        """Raises ValueError when it was not added."""
+        self._order.remove(stream)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether some stream has a piece to write."""
+        return any(stream.machine.has_data for stream in self._order)
+
+    def next_data(self, take: Callable[[S], Data | None]) -> Data | None:
+        """The next piece of the first stream in turn from which `take` gets one."""
+        for _ in range(len(self._order)):
+            stream = self._order[0]
+            self._order.rotate(-1)
+            data = take(stream)
+            if data is not None:
+                return data
+        return None

@@ -1,6 +1,5 @@
 """KV out of a virtual worker: what `transport.client` is to a real one, for one peer."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +21,7 @@ from transport.frames import (
     Ping,
     Refuse,
 )
-from transport.sender import CANCELLED, Phase, Sender, redial_s
+from transport.sender import CANCELLED, Phase, Sender, Turns, redial_s
 from transport.wire import HANDSHAKE_S, PING_EVERY_S, SILENCE_S
 from workers.engines.base import Engine
 from workers.outputs import OpenStream
@@ -81,7 +80,7 @@ class Outlet:
         self.sent_bytes = 0
         self.resent_bytes = 0
         self._layers = engine.info.fingerprint.layers
-        self._turns: deque[Outgoing] = deque()  # round robin, one piece each
+        self._turns: Turns[Outgoing] = Turns()
         self._control: list[Frame] = []
         self._pipe: Pipe | None = None
         self._up = False
@@ -101,7 +100,7 @@ class Outlet:
             self._heard_at, self._ping_at = now, now + PING_EVERY_S
         out = Outgoing(order=order, machine=machine)
         self.streams[order.stream] = out
-        self._turns.append(out)
+        self._turns.add(out)
         if self._up:
             self._control += machine.connected()
             self._write(now)
@@ -268,13 +267,10 @@ class Outlet:
             self._control.clear()
             return
         frames, self._control = self._control, []
-        if self._write_at is None and self._has_data():
+        if self._write_at is None and self._turns.has_data:
             frames += self._pieces(pipe.far, now)
         if frames:
             pipe.write(self._process, frames)
-
-    def _has_data(self) -> bool:
-        return any(out.machine.has_data for out in self._turns)
 
     def _pieces(self, far: Process, now: float) -> list[Data]:
         """The next pieces, as many as keep the line busy for a moment."""
@@ -282,24 +278,23 @@ class Outlet:
         queued_s = self._network.send_s(self._process, far, 0)
         room = AHEAD_BYTES
         pieces: list[Data] = []
-        while queued_s < AHEAD_S and room > 0 and (data := self._next_data(now)) is not None:
+        while queued_s < AHEAD_S and room > 0:
+            data = self._turns.next_data(lambda out: self._next_data(out, now))
+            if data is None:
+                break
             pieces.append(data)
             queued_s += len(data.body) / rate
             room -= len(data.body)
-        if self._has_data():
+        if self._turns.has_data:
             self._write_at = now + max(queued_s, AHEAD_S / 2)
             self._wake(self._write_at)
         return pieces
 
-    def _next_data(self, now: float) -> Data | None:
-        for _ in range(len(self._turns)):
-            out = self._turns[0]
-            self._turns.rotate(-1)
-            data = out.machine.next_data(now)
-            if data is not None:
-                self.sent_bytes += len(data.body)
-                if data.key in out.written:
-                    self.resent_bytes += len(data.body)
-                out.written.add(data.key)
-                return data
-        return None
+    def _next_data(self, out: Outgoing, now: float) -> Data | None:
+        data = out.machine.next_data(now)
+        if data is not None:
+            self.sent_bytes += len(data.body)
+            if data.key in out.written:
+                self.resent_bytes += len(data.body)
+            out.written.add(data.key)
+        return data
