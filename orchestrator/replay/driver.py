@@ -247,20 +247,24 @@ class Replay:
                 self._say(worker, [worker.load()])
         self.schedule.after(LOAD_S, self._beat)
 
-    def _move(self, worker: ModelWorker, leg: ModelLeg, send: SendKV) -> None:
-        """A leg has all the KV that another wants."""
+    def _move(self, worker: ModelWorker, leg: ModelLeg, send: SendKV, at: float) -> None:
+        """A leg has all the KV that another wants, who was offered it at `at`."""
         target = send.request, send.to_epoch
         to = self.workers[send.to_worker]
         if to is worker:
             self.schedule.after(0.0, to.land, target)
             return
+        sites = worker.spec.site, to.spec.site
+        per_token = worker.spec.kv_bytes_per_token
+        answered_at = at + 2 * self._delays[sites]
         transfer = Transfer(
             source=leg.key,
             target=target,
             to_worker=send.to_worker,
-            line=self._lines[worker.spec.site, to.spec.site],
-            nbytes=(send.stop - send.start) * worker.spec.kv_bytes_per_token,
-            since=self.schedule.now if leg.began_at is None else leg.began_at,
+            line=self._lines[sites],
+            nbytes=(send.stop - send.start) * per_token,
+            last_nbytes=leg.last_chunk * per_token,
+            since=max(answered_at, leg.began_at or 0.0),
         )
         self._moving.setdefault(send.request, []).append(transfer)
         transfer.line.send(transfer)

@@ -38,7 +38,8 @@ class ModelLeg:
     paused: bool = False  # the pause has taken effect
     fresh: bool = True  # it has sampled nothing yet
     racing: bool = False  # it says every token as it comes
-    exports: list[SendKV] = field(default_factory=list)  # that wait for its KV
+    last_chunk: int = 0  # prompt tokens that were computed last, in one step
+    exports: list[tuple[float, SendKV]] = field(default_factory=list)  # that wait, and since when
 
     def __post_init__(self) -> None:
         start = self.start

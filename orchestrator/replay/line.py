@@ -10,13 +10,17 @@ from orchestrator.virtual.schedule import Schedule
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """KV of one leg for another. `since`: when the first of it was there to be sent."""
+    """KV of one leg for another. `since`: when the first of it could be sent.
+
+    `last_nbytes`: of the last chunk of a prefill, which is there only when all is.
+    """
 
     source: LegKey
     target: LegKey
     to_worker: str
     line: "Line"
     nbytes: int
+    last_nbytes: int
     since: float
     dropped: bool = False
 
@@ -24,7 +28,8 @@ class Transfer:
 class Line:
     """One direction of the path between two sites.
 
-    `leaving(transfer, at)` is told when a transfer begins: its last byte will leave at `at`.
+    `leaving(transfer, at)` is told when a transfer has to wait, and when it begins: its last byte
+    will leave at `at`, as it looks now.
     `landed(transfer)` when all of it is there, or would have been if it was dropped. A transfer is
     sent once its KV is complete; what the line could send of it while it was computed is counted
     as sent by then.
@@ -45,6 +50,7 @@ class Line:
         self._leaving = leaving
         self._landed = landed
         self._waiting: deque[Transfer] = deque()
+        self._waiting_bytes = 0
         self._current: Transfer | None = None
         self._free_at = 0.0
 
@@ -55,6 +61,8 @@ class Line:
             if not self._waiting:
                 self._schedule.at(self._free_at, self._next, self._current)
             self._waiting.append(transfer)
+            self._waiting_bytes += transfer.nbytes
+            self._leaving(transfer, self._free_at + self._waiting_bytes / self._bytes_per_s)
         else:
             self._begin(transfer, now)
 
@@ -68,8 +76,9 @@ class Line:
 
     def _begin(self, transfer: Transfer, now: float) -> None:
         sending_s = transfer.nbytes / self._bytes_per_s
-        began_at = max(self._free_at, transfer.since, now - sending_s)
-        self._free_at = max(now, began_at + sending_s)
+        last_s = min(sending_s, transfer.last_nbytes / self._bytes_per_s)
+        began_at = max(self._free_at, transfer.since, now + last_s - sending_s)
+        self._free_at = began_at + sending_s
         self._current = transfer
         self._schedule.at(self._free_at + self._delay_s, self._landed, transfer)
         self._leaving(transfer, self._free_at)
@@ -80,8 +89,10 @@ class Line:
             return  # it was dropped before its time
         waiting = self._waiting
         while waiting and waiting[0].dropped:
-            waiting.popleft()
+            self._waiting_bytes -= waiting.popleft().nbytes
         if waiting:
-            self._begin(waiting.popleft(), self._schedule.now)
+            transfer = waiting.popleft()
+            self._waiting_bytes -= transfer.nbytes
+            self._begin(transfer, self._schedule.now)
         if waiting:
             self._schedule.at(self._free_at, self._next, self._current)

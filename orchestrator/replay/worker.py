@@ -43,8 +43,8 @@ Row = Callable[[ModelLeg, Any], None]
 
 
 class ModelWorker:
-    """One worker. `say(worker, messages)` sends to its gateway, `move(worker, leg, send)` KV;
-    `closed(leg)` ends what is moving from or to a leg.
+    """One worker. `say(worker, messages)` sends to its gateway, `move(worker, leg, send, at)` KV
+    that it was told to send at `at`; `closed(leg)` ends what is moving from or to a leg.
 
     The step that runs is really `_steps` steps in a row, of which nobody wants to know more.
     """
@@ -55,7 +55,7 @@ class ModelWorker:
         schedule: Schedule,
         *,
         say: Callable[["ModelWorker", list[UpMessage]], None],
-        move: Callable[["ModelWorker", ModelLeg, SendKV], None],
+        move: Callable[["ModelWorker", ModelLeg, SendKV, float], None],
         closed: Callable[[LegKey], None],
         report_s: float,
         every_step: bool,
@@ -226,15 +226,15 @@ class ModelWorker:
             self._aim_later(leg)
 
     def _send_kv(self, leg: ModelLeg, send: SendKV) -> None:
-        leg.exports.append(send)
+        leg.exports.append((self._schedule.now, send))
         self._send_waiting(leg)
 
     def _send_waiting(self, leg: ModelLeg) -> None:
         """Send what a leg was asked for, if it has all of it."""
         if leg.exports and (leg.held or leg.start.role is not Role.PREFILL) and leg.landed:
             exports, leg.exports = leg.exports, []
-            for send in exports:
-                self._move(self, leg, send)
+            for at, send in exports:
+                self._move(self, leg, send, at)
 
     # ------------------------------------------------------------ law, pause, resync
 
@@ -458,6 +458,7 @@ class ModelWorker:
             for leg, tokens in chunks:
                 leg.todo -= tokens * steps
                 if not leg.todo:
+                    leg.last_chunk = tokens
                     self._computed(leg)
         if self._inbox:
             inbox, self._inbox = self._inbox, []

@@ -58,7 +58,7 @@ class Bench:
     def _say(self, worker: ModelWorker, messages: list[UpMessage]) -> None:
         self.said += [(self.schedule.now, message) for message in messages]
 
-    def _move(self, worker: ModelWorker, leg: ModelLeg, send: SendKV) -> None:
+    def _move(self, worker: ModelWorker, leg: ModelLeg, send: SendKV, at: float) -> None:
         self.moved.append((self.schedule.now, send))
 
     def at(self, when: float, *messages: DownMessage) -> None:

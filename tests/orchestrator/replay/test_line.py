@@ -21,13 +21,16 @@ class Wire:
         if not transfer.dropped:
             self.landed.append((transfer.target[0], self.schedule.now))
 
-    def send(self, at: float, name: str, nbytes: int, since: float | None = None) -> Transfer:
+    def send(
+        self, at: float, name: str, nbytes: int, since: float | None = None, last_nbytes: int = 0
+    ) -> Transfer:
         transfer = Transfer(
             source=(name, 0),
             target=(name, 1),
             to_worker="w",
             line=self.line,
             nbytes=nbytes,
+            last_nbytes=last_nbytes,
             since=at if since is None else since,
         )
         self.schedule.at(at, self.line.send, transfer)
@@ -40,7 +43,7 @@ def test_one_after_the_other() -> None:
     wire.send(2.0, "b", 100)
     wire.send(9.0, "c", 100)
     wire.schedule.run(20.0)
-    assert wire.left == [("a", 3.0), ("b", 4.0), ("c", 10.0)]
+    assert wire.left == [("a", 3.0), ("b", 4.0), ("b", 4.0), ("c", 10.0)]
     assert wire.landed == [("a", 3.5), ("b", 4.5), ("c", 10.5)]
 
 
@@ -51,6 +54,15 @@ def test_what_was_sent_while_it_was_computed_needs_no_time() -> None:
     wire.send(6.0, "after", 100, since=4.0)  # the line was free from 6.0 on only
     wire.schedule.run(20.0)
     assert wire.landed == [("whole", 1.5), ("half", 6.5), ("after", 7.5)]
+
+
+def test_the_last_chunk_is_sent_after_the_others() -> None:
+    wire = Wire()
+    wire.send(5.0, "long ago", 200, since=0.0, last_nbytes=50)
+    wire.send(9.0, "one chunk", 100, since=0.0, last_nbytes=100)
+    wire.send(20.0, "one of many", 1000, since=15.0, last_nbytes=100)
+    wire.schedule.run(40.0)
+    assert wire.landed == [("long ago", 6.0), ("one chunk", 10.5), ("one of many", 25.5)]
 
 
 def test_what_nobody_wants_gives_the_line_to_the_next() -> None:
