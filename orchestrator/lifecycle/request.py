@@ -144,7 +144,7 @@ class Request:
     mode: HandoffMode
     arrived_at: float
     watch: StopWatch | None
-    prefix: tuple[int, ...]
+    prefix: tuple[bytes, ...]
     name: str = field(init=False)
     phase: Phase = Phase.QUEUED
     decision: Decision | None = None

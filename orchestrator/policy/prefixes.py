@@ -1,22 +1,24 @@
 """What the gateway knows of each worker's cached prefixes: hashes of 16-token blocks, bounded."""
 
+import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 BLOCK = 16
+BLOCK_BYTES = 4 * BLOCK
+DIGEST_BYTES = 16
 
 
-def block_hashes(ids: tuple[int, ...], cache_salt: str) -> tuple[int, ...]:
-    """Chained hashes of the complete canonical blocks of `ids`; the salt starts the chain.
-
-    Python's own 64-bit hash, which is salted for text but not for tuples of integers: these are
-    the gateway's guesses alone, and a collision costs no more than a wrong one.
-    """
-    parent = int.from_bytes(blake2b(cache_salt.encode(), digest_size=8).digest(), "little")
+def block_hashes(ids: tuple[int, ...], cache_salt: str) -> tuple[bytes, ...]:
+    """Chained hashes of the complete canonical blocks of `ids`; the salt starts the chain."""
+    whole = len(ids) // BLOCK * BLOCK
+    words = struct.pack(f"<{whole}I", *ids[:whole])
+    parent = blake2b(cache_salt.encode(), digest_size=DIGEST_BYTES).digest()
     hashes = []
-    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
-        parent = hash((parent, ids[start : start + BLOCK]))
+    for start in range(0, len(words), BLOCK_BYTES):
+        block = words[start : start + BLOCK_BYTES]
+        parent = blake2b(parent + block, digest_size=DIGEST_BYTES).digest()
         hashes.append(parent)
     return tuple(hashes)
 
@@ -26,9 +28,9 @@ class PrefixBook:
 
     def __init__(self, blocks_per_worker: int = 4096) -> None:
         self._limit = blocks_per_worker
-        self._seen: dict[str, OrderedDict[int, None]] = {}
+        self._seen: dict[str, OrderedDict[bytes, None]] = {}
 
-    def note(self, worker: str, hashes: Sequence[int]) -> None:
+    def note(self, worker: str, hashes: Sequence[bytes]) -> None:
         """`worker` has computed or received these blocks."""
         seen = self._seen.setdefault(worker, OrderedDict())
         for h in hashes:
@@ -43,7 +45,7 @@ class PrefixBook:
         """The worker restarted: its cache is empty."""
         self._seen.pop(worker, None)
 
-    def hits(self, hashes: Sequence[int], workers: Iterable[str]) -> dict[str, int]:
+    def hits(self, hashes: Sequence[bytes], workers: Iterable[str]) -> dict[str, int]:
         """Leading tokens each worker probably has; workers without any are left out."""
         found = {}
         for worker in workers:
