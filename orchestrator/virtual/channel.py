@@ -1,19 +1,29 @@
 """A gateway's side of one worker in virtual time: its token stream, and posts to it."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from orchestrator.membership.outbox import POST_TIMEOUT_S, Outbox, Post
-from orchestrator.membership.reach import CONNECT_TIMEOUT_S, RENEW_S, Reach
+from orchestrator.membership.reach import CONNECT_TIMEOUT_S, RENEW_S, News, Reach
 from orchestrator.membership.reports import Hello
 from orchestrator.virtual.network import Connection, Network
+from orchestrator.virtual.process import Process
 from orchestrator.virtual.worker import VirtualWorker
 from workers.api.messages import DownMessage, Feed, Resync, SendKV, UpMessage
 
-if TYPE_CHECKING:
-    from orchestrator.virtual.gateway import VirtualGateway
+LATE_S = 0.3  # so much later comes the control that a story loses
+
+
+class Listener(Protocol):
+    """The gateway whose channel it is."""
+
+    name: str
+    process: Process
+
+    def news(self, worker: str, news: Iterable[News]) -> None: ...
+    def heard(self, worker: str, messages: Sequence[UpMessage]) -> None: ...
 
 
 class VirtualChannel:
@@ -21,7 +31,7 @@ class VirtualChannel:
 
     def __init__(
         self,
-        gateway: "VirtualGateway",
+        gateway: Listener,
         worker: VirtualWorker,
         network: Network,
         unreachable_s: float,
@@ -49,9 +59,13 @@ class VirtualChannel:
         self.outbox.put(message)
 
     def lost(self) -> None:
-        """The worker was lost: what was meant for its process is not worth sending any more."""
+        """The worker was lost: what was meant for its process is not worth sending any more.
+
+        What is left, stops that free memory, goes out at once.
+        """
         self._under_way.clear()
         self.outbox.lost()
+        self._process.after(0.0, self.flush)
 
     def close(self) -> None:
         """The worker has left the deployment."""
@@ -116,6 +130,8 @@ class VirtualChannel:
 
     def flush(self) -> None:
         """Hand to the wire what is due; called at the end of each of the gateway's turns."""
+        if self._closed:
+            return
         now = self._process.time()
         for post in self.outbox.due(now):
             self._under_way.append((now + POST_TIMEOUT_S, post))
@@ -155,7 +171,7 @@ class VirtualChannel:
             network.send(self._process, self.worker.process, self._arrive, post, kept, True)
             if late:
                 network.schedule.after(
-                    0.3, network.send, self._process, self.worker.process, self._arrive,
+                    LATE_S, network.send, self._process, self.worker.process, self._arrive,
                     post, late, True,
                 )  # fmt: skip
             return

@@ -7,13 +7,14 @@ from random import Random
 from typing import Any
 
 from orchestrator.state.views import SAME_SITE_BYTES_PER_S, SAME_SITE_RTT_S
-from orchestrator.virtual.process import End, Process
+from orchestrator.virtual.process import Process
 from orchestrator.virtual.schedule import Call, Schedule
 
 SAME_SITE_S = SAME_SITE_RTT_S / 2
 
 Ends = tuple[str, str]  # from, to: names of sites or of processes
 Drop = Callable[[str, object], bool]  # a worker, and a message to or from it
+OnEnd = Callable[[str], object]  # told why a connection ended
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,7 +149,7 @@ class Connection:
     """
 
     def __init__(
-        self, network: Network, near: Process, far: Process, *, near_end: End, far_end: End
+        self, network: Network, near: Process, far: Process, *, near_end: OnEnd, far_end: OnEnd
     ) -> None:
         self.near, self.far = near, far
         self._network = network

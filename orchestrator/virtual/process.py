@@ -1,12 +1,9 @@
 """A process in virtual time: it can be killed, frozen and started again, and has its own clock."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.virtual.schedule import Call, Schedule
-
-End = Callable[[str], object]  # told why a connection ended
 
 if TYPE_CHECKING:
     from orchestrator.virtual.network import Connection

@@ -10,7 +10,10 @@ from workers.api.messages import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """One worker, named site/pool/number. `salt`: see `SimulatedModel.divergence`."""
+    """One worker, named site/pool/number. `salt`: see `SimulatedModel.divergence`.
+
+    `step_s` is a decode step of any batch, `kv_tokens` the size of its pool.
+    """
 
     name: str
     site: str
@@ -31,7 +34,9 @@ class Setup:
     """A deployment: its workers, its line, its clocks.
 
     `core`: each gateway gets it under a name of its own. `bytes_per_s` is the KV line between two
-    sites. `divergence`, `end_rate` and `vocab_size` are the simulated model's.
+    sites, each way. `hold_s` and `lease_s` are a topology's `hold` and `lease`, shorter than by
+    default so that less virtual time has to pass. `divergence`, `end_rate` and `vocab_size` are the
+    simulated model's.
     """
 
     core: CoreConfig

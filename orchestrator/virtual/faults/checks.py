@@ -47,6 +47,8 @@ def check(world: World) -> list[Breach]:
 
 
 def _client(world: World, client: Client) -> Iterator[Breach]:
+    """What a client saw, and when."""
+
     def breach(promise: Promise, seen: str) -> Breach:
         return Breach(promise=promise, who=client.name, at=world.now, seen=seen)
 
@@ -85,28 +87,31 @@ def _line_holds(world: World) -> bool:
 
 
 def _gateway(world: World, gateway: VirtualGateway) -> Iterator[Breach]:
-    def breach(seen: str, promise: Promise = Promise.BOOKS) -> Breach:
+    """What a living gateway's core counts, knows and holds."""
+
+    def breach(promise: Promise, seen: str) -> Breach:
         return Breach(promise=promise, who=gateway.name, at=world.now, seen=seen)
 
     machine = gateway.machine
     spent = {k: n for k, n in machine.ctx.counts.items() if k.endswith(DAMAGES)}
     if world.mild and spent:
-        yield breach(str(spent), Promise.NO_STALL)
+        yield breach(Promise.NO_STALL, str(spent))
     if world.now > world.troubled_until + PEACE_S:
         for name, member in gateway.members.by_name.items():
             now = world.workers[name].hello.incarnation
             if member.hello is not None and member.hello.incarnation != now:
-                yield breach(f"{name}: {member.hello.incarnation}, now {now}", Promise.KNOWN)
+                yield breach(Promise.KNOWN, f"{name}: {member.hello.incarnation}, now {now}")
     if machine.requests or machine.queued:
-        yield breach(f"requests {sorted(machine.requests)}, {machine.queued} queued")
+        seen = f"requests {sorted(machine.requests)}, {machine.queued} queued"
+        yield breach(Promise.BOOKS, seen)
     if machine.next_deadline() is not None:
-        yield breach(f"a deadline at {machine.next_deadline()}")
+        yield breach(Promise.BOOKS, f"a deadline at {machine.next_deadline()}")
     for view in machine.ctx.world.workers.values():
         if view.bookings:
-            yield breach(f"{view.name} is still booked: {view.bookings}")
+            yield breach(Promise.BOOKS, f"{view.name} is still booked: {view.bookings}")
     for pair, link in machine.ctx.world.links.items():
         if link.queued:
-            yield breach(f"{sorted(pair)} still queues {link.queued}")
+            yield breach(Promise.BOOKS, f"{sorted(pair)} still queues {link.queued}")
 
 
 def _legs(world: World, gateway: VirtualGateway) -> Iterator[Breach]:
@@ -179,6 +184,7 @@ def _misplaced(world: World, arrived: Arrived, starts: dict[Role, str]) -> str |
 
 
 def _worker(world: World, worker: VirtualWorker) -> Iterator[Breach]:
+    """What a living worker still holds."""
     name = worker.spec.name
     held = worker.engine.kv_held_tokens()
     if held or worker.core.leg_count:

@@ -1,11 +1,11 @@
 """What happened to a request, for people: events, actions and faults in the order of time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from orchestrator.state.actions import Emit, Send
-from orchestrator.state.events import Arrived, Heard
+from orchestrator.state.actions import Action, Emit, Send
+from orchestrator.state.events import Arrived, Event, Heard
 from orchestrator.virtual.faults.cases import Case
 from orchestrator.virtual.promises import Breach
 from orchestrator.virtual.world import World
@@ -13,7 +13,9 @@ from orchestrator.virtual.world import World
 LONGEST_IDS = 6
 
 
-def tell(case: Case, world: World, breaches: list[Breach], requests: list[str]) -> Iterator[str]:
+def tell(
+    case: Case, world: World, breaches: Sequence[Breach], requests: Sequence[str]
+) -> Iterator[str]:
     """The lines of a story: the deployment, its faults, then each request's own events."""
     yield f"seed {case.seed}: {len(case.asks)} requests, {len(case.faults)} faults"
     yield from (
@@ -51,12 +53,11 @@ def _request(world: World, request: str) -> Iterator[str]:
     yield f"  the client saw {len(client.ids)} tokens: {_ids(client.ids)}; {end}"
 
 
-def _request_of(action: Any) -> str:
-    name: str = action.message.request if isinstance(action, Send) else action.request
-    return name
+def _request_of(action: Action) -> str:
+    return action.message.request if isinstance(action, Send) else action.request
 
 
-def _event(event: Any) -> str:
+def _event(event: Event) -> str:
     if isinstance(event, Heard):
         message = event.message
         return f"{event.worker}: {type(message).__name__} {_words(message, ('request', 'worker'))}"
@@ -64,7 +65,7 @@ def _event(event: Any) -> str:
     return f"{type(event).__name__} {_words(event, without)}"
 
 
-def _action(action: Any) -> str:
+def _action(action: Action) -> str:
     if isinstance(action, Send):
         message = action.message
         without = ("request", "gateway", "prompt_ids", "sampling", "to_worker", "address")
@@ -96,6 +97,6 @@ def _value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _ids(ids: tuple[int, ...] | list[int]) -> str:
+def _ids(ids: Sequence[int]) -> str:
     shown = ",".join(map(str, ids[:LONGEST_IDS]))
     return f"[{shown}{',...' if len(ids) > LONGEST_IDS else ''}]x{len(ids)}"

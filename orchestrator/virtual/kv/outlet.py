@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.virtual.kv.pipe import Carried, End, Pipe, read
+from orchestrator.virtual.kv.pipe import Carried, Pipe, Reader, read
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from transport.base import SliceKey, StreamId
@@ -62,7 +62,7 @@ class Outlet:
         exports: Exports,
         peer: str,
         *,
-        reach: Callable[[], tuple[Process, Callable[[], End | None]] | None],
+        reach: Callable[[], tuple[Process, Callable[[], Reader | None]] | None],
         ended: Failed,
         settle: Callable[[], None],
         wake: Callable[[float], None],

@@ -33,7 +33,7 @@ class Read(NamedTuple):
             check_body(self.preamble, self.frame.body)
 
 
-class End(Protocol):
+class Reader(Protocol):
     """Who reads at one end of a pipe."""
 
     def heard(self, pipe: "Pipe", carried: Carried) -> None: ...
@@ -49,13 +49,13 @@ class Pipe:
         network: Network,
         near: Process,
         far: Process,
-        reader: End,
-        listen: Callable[[], End | None],
+        reader: Reader,
+        listen: Callable[[], Reader | None],
     ) -> None:
         self.near, self.far = near, far
         self._network = network
         self._listen = listen
-        self._readers: dict[Process, End | None] = {near: reader, far: None}
+        self._readers: dict[Process, Reader | None] = {near: reader, far: None}
         near_end, far_end = partial(self._ended, near), partial(self._ended, far)
         self._connection = Connection(network, near, far, near_end=near_end, far_end=far_end)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.virtual.kv.outlet import Outlet
-from orchestrator.virtual.kv.pipe import Carried, End, Pipe, Read, read
+from orchestrator.virtual.kv.pipe import Carried, Pipe, Read, Reader, read
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from transport.base import Offer, Slice, StreamId, StreamStats
@@ -114,11 +114,11 @@ class KVPlane:
     # ------------------------------------------------------------ inside
 
     def _outlet(self, peer: str) -> Outlet:
-        def listen() -> End | None:
+        def listen() -> Reader | None:
             plane = self._find(peer)
             return None if plane is None else plane._inlet
 
-        def reach() -> tuple[Process, Callable[[], End | None]] | None:
+        def reach() -> tuple[Process, Callable[[], Reader | None]] | None:
             plane = self._find(peer)
             return None if plane is None else (plane._host.process, listen)
 

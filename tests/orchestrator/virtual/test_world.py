@@ -24,6 +24,7 @@ from tests.orchestrator.virtual.stories.story_world import (
     new_story,
     slow_main,
 )
+from workers.api.messages import Stop
 
 LEASE_S = 8.0
 
@@ -210,6 +211,17 @@ def test_a_partition_names_the_machine_of_a_gateway() -> None:
     story.wait(30.0)
     lost = told(story, WorkerLost)
     assert [worker for _, worker in lost] == [M0]
+    story.check()
+
+
+def test_what_is_left_for_a_lost_worker_goes_out_at_once() -> None:
+    """Stops: they free memory, should its process live."""
+    story = new_story()
+    channel = story.gateway.channels[M0]
+    channel.outbox.put(Stop(request="gone", epoch=1))
+    channel.lost()
+    story.wait(0.1)
+    assert channel.outbox.empty
     story.check()
 
 

@@ -1,5 +1,6 @@
 """Streams and accidents from a seed, and what must be true when the accidents are over."""
 
+from collections.abc import Callable
 from random import Random
 
 from orchestrator.virtual.network import Accidents
@@ -59,7 +60,7 @@ class Trouble:
             stream = self.world.transfer(request, tokens, source=source, target=target)
             self.streams.append((source, target, stream))
 
-    def _for(self, undo, *args: object) -> None:
+    def _for(self, undo: Callable[..., object], *args: object) -> None:
         until = self.world.schedule.now + self.random.choice(LONG_S)
         self._last = max(self._last, until)
         self.world.schedule.at(until, undo, *args)

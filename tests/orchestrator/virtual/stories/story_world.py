@@ -59,7 +59,6 @@ class Story:
     """One deployment of one gateway, and what a story does to it. It begins when all are ready."""
 
     world: World
-    begun_at: float = READY_S
 
     @property
     def gateway(self) -> VirtualGateway:
@@ -72,10 +71,6 @@ class Story:
     @property
     def counts(self) -> Counter[str]:
         return self.machine.ctx.counts
-
-    @property
-    def lasted_s(self) -> float:
-        return self.world.now - self.begun_at
 
     # ------------------------------------------------------------ clients
 
