@@ -97,10 +97,6 @@ def room_of(module: str) -> str | None:
     return max(known, key=len, default=None)
 
 
-def is_package(module: str) -> bool:
-    return SOURCES[module].name == "__init__.py"
-
-
 def test_the_sources_are_found() -> None:
     assert {"transport.base", "workers.api.messages", "orchestrator.state"} <= SOURCES.keys()
     assert "workers.api.messages" in IMPORTS["orchestrator.topology.schema"]

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -28,6 +28,8 @@ from orchestrator.state.wire import (
     encode_event,
 )
 from workers.api.wire import WireError
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +157,8 @@ def _entries(path: Path, lines: Iterator[bytes]) -> Iterator[Entry]:
         yield _read(path, number, line, _entry)
 
 
-def _read(path: Path, number: int, line: bytes, form: Callable[[Any], Any]) -> Any:
+def _read(path: Path, number: int, line: bytes, form: Callable[[Any], T]) -> T:
+    """One line; `form` makes of its JSON what it holds. Raises JournalError."""
     try:
         return form(orjson.loads(line))
     except orjson.JSONDecodeError as error:

@@ -14,7 +14,10 @@ class Importer:
         self._thread = thread
 
     def offered(self, offer: Offer) -> int | None:
-        """How many leading tokens are here; None while the leg's start has not come."""
+        """How many leading tokens are here; None while the leg's start has not come.
+
+        Raises OfferRefused.
+        """
         return self._thread.look(lambda worker, now: imports.offered(worker, offer, now))
 
     def put(self, stream: StreamId, piece: Slice) -> None:
