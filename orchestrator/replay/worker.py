@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.lifecycle.request import NEAR_HANDOFF
-from orchestrator.replay.batch import SLACK, Batch
+from orchestrator.replay.batch import SLACK
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.setup import ModelSpec
+from orchestrator.replay.steps import Steps
 from orchestrator.virtual.schedule import Schedule
 from workers.api.messages import (
     DownMessage,
@@ -45,8 +46,6 @@ Row = Callable[[ModelLeg, Any], None]
 class ModelWorker:
     """One worker. `say(worker, messages)` sends to its gateway, `move(worker, leg, send, at)` KV
     that it was told to send at `at`; `closed(leg)` ends what is moving from or to a leg.
-
-    The step that runs is really `_steps` steps in a row, of which nobody wants to know more.
     """
 
     def __init__(
@@ -70,21 +69,15 @@ class ModelWorker:
         self._closed = closed
         self._report_s = report_s
         self._every_step = every_step
-        self._batch = Batch(spec.costs)
-        self._queue: deque[ModelLeg] = deque()  # legs with something to compute, as they came
+        self._steps = Steps(spec, schedule, self._ended)
+        self._batch = self._steps.batch
+        self._queue = self._steps.queue
         self._starved: dict[LegKey, ModelLeg] = {}
         self._landed_early: dict[LegKey, float] = {}
         self._aloud: dict[LegKey, ModelLeg] = {}  # decoding legs that say every token
         self._reports: deque[tuple[float, ModelLeg]] = deque()  # when a decoding leg speaks next
         self._up: list[UpMessage] = []
-        # The step that runs.
-        self._running = False
-        self._began_at = 0.0
-        self._steps = 0
-        self._chunk = 0  # prompt tokens in each
-        self._chunks: list[tuple[ModelLeg, int]] = []
-        self._plan = 0  # only the newest plan of its end counts
-        self._inbox: list[tuple[Row, ModelLeg, Any]] = []  # what waits for its end
+        self._inbox: list[tuple[Row, ModelLeg, Any]] = []  # what waits for the step's end
 
     # ------------------------------------------------------------ what is asked of it
 
@@ -132,7 +125,7 @@ class ModelWorker:
         leg.racing = True
         if leg.leaves_at is not None:
             self._aloud[key] = leg
-            self._cut()
+            self._steps.cut()
 
     def calm(self, key: LegKey) -> None:
         """The handover is over: this leg has no need to say every token."""
@@ -157,12 +150,8 @@ class ModelWorker:
         )
 
     def step_s(self) -> float:
-        """Seconds of the decode step that runs, or of the fastest there is."""
-        done = 0
-        if self._running and self._steps > 1:
-            elapsed_s = self._schedule.now - self._began_at
-            done = self._batch.steps_until(elapsed_s, self._chunk) - 1
-        return self._batch.step_s(0, done) or self.spec.costs.step_s((), 1, 0)
+        """Seconds of its decode step now."""
+        return self._steps.step_s()
 
     # ------------------------------------------------------------ legs come and go
 
@@ -185,8 +174,8 @@ class ModelWorker:
         if start.role is Role.PREFILL:
             leg.todo = leg.prompt + leg.law
             self._queue.append(leg)
-            if not self._chunk:
-                self._cut()
+            if not self._steps.chunk:
+                self._steps.cut()
         elif self._landed_early and self._landed_early.pop(key, None) is not None:
             self._land(leg)
 
@@ -195,7 +184,7 @@ class ModelWorker:
         self._up.append(Refused(request=key[0], epoch=key[1], reason=reason))
 
     def _stop(self, leg: ModelLeg, message: Stop) -> None:
-        if self._computes(leg):
+        if self._steps.computes(leg):
             self._after_step(self._close, leg, message)
         else:
             self._close(leg, message)
@@ -239,7 +228,7 @@ class ModelWorker:
     # ------------------------------------------------------------ law, pause, resync
 
     def _feed(self, leg: ModelLeg, feed: Feed) -> None:
-        if self._computes(leg):
+        if self._steps.computes(leg):
             self._after_step(self._learn, leg, feed)
         else:
             self._learn(leg, feed)
@@ -255,7 +244,7 @@ class ModelWorker:
         if message.seq <= leg.seq:
             return
         leg.seq = message.seq
-        if self._computes(leg):
+        if self._steps.computes(leg):
             self._after_step(self._set_pause, leg, message)
         else:
             self._set_pause(leg, message)
@@ -273,7 +262,7 @@ class ModelWorker:
         self._aim(leg, None)
 
     def _resync(self, leg: ModelLeg, message: Resync) -> None:
-        if self._computes(leg):
+        if self._steps.computes(leg):
             self._after_step(self._answer, leg, message)
         else:
             self._answer(leg, message)
@@ -286,7 +275,7 @@ class ModelWorker:
     # ------------------------------------------------------------ what a leg does next
 
     def _aim_later(self, leg: ModelLeg) -> None:
-        if self._running:
+        if self._steps.running:
             self._after_step(self._aim, leg, None)
         else:
             self._aim(leg, None)
@@ -368,102 +357,35 @@ class ModelWorker:
 
     # ------------------------------------------------------------ steps
 
-    def _computes(self, leg: ModelLeg) -> bool:
-        """Whether the step that runs is about this leg."""
-        if not self._running or leg.leaves_at is not None:
-            return self._running
-        return bool(leg.todo) and any(leg is other for other, _ in self._chunks)
-
     def _after_step(self, row: Row, leg: ModelLeg, message: Any) -> None:
         self._inbox.append((row, leg, message))
-        self._cut()
-
-    def _cut(self) -> None:
-        """Something waits for the end of the step that really runs."""
-        if self._running and self._steps > 1:
-            now = self._schedule.now
-            steps = self._batch.steps_until(now - self._began_at, self._chunk)
-            if steps < self._steps:
-                self._steps = steps
-                self._plan_end()
+        self._steps.cut()
 
     def _go_on(self) -> None:
-        if not self._running:
-            self._begin()
+        if not self._steps.running:
+            reports = self._reports
+            while reports and reports[0][1].leaves_at is None:
+                reports.popleft()
+            due = reports[0][0] if reports else None
+            self._steps.begin(due, single=self._every_step or bool(self._aloud))
         if self._up:
             messages, self._up = self._up, []
             self._say_up(self, messages)
 
-    def _begin(self) -> None:
-        """Choose the next step, and how many like it follow."""
-        batch = self._batch
-        chunk, steps = 0, None
-        if self._queue:
-            chunk, steps = self._choose_chunks()
-        elif not batch.size:
-            return
-        if self._aloud or (self._every_step and chunk):
-            steps = 1
-        elif steps != 1 and batch.size:
-            leaving = batch.next_leaving()
-            assert leaving is not None
-            steps = min(leaving, steps or leaving)
-            if steps > 1:
-                while self._reports[0][1].leaves_at is None:
-                    self._reports.popleft()
-                due = self._reports[0][0]
-                steps = min(steps, batch.steps_until(due - self._schedule.now, chunk))
-        assert steps is not None
-        self._running = True
-        self._began_at = self._schedule.now
-        self._chunk = chunk
-        self._steps = steps
-        self._plan_end()
-
-    def _choose_chunks(self) -> tuple[int, int]:
-        """Prompt tokens of the next step, and for how many steps it stays so."""
-        chunks = self._chunks
-        most = self.spec.chunk_tokens
-        room = most
-        for leg in self._queue:
-            if leg.began_at is None:
-                leg.began_at = self._schedule.now
-            tokens = min(leg.todo, room)
-            chunks.append((leg, tokens))
-            room -= tokens
-            if not room:
-                break
-        steps = (self._queue[0].todo - 1) // most if len(chunks) == 1 else 1
-        return most - room, max(1, steps)
-
-    def _plan_end(self) -> None:
-        self._plan += 1
-        end = self._began_at + self._batch.elapsed_s(self._steps, self._chunk)
-        self._schedule.at(end, self._stepped, self._plan)
-
-    def _stepped(self, plan: int) -> None:
-        if plan != self._plan:
-            return
-        self._running = False
-        steps = self._steps
-        if self._batch.size:
-            for leg in self._batch.advance(steps):
-                self._left(leg)
-            if self._aloud:
-                self._say_aloud()
-            if self._reports and self._reports[0][0] <= self._schedule.now + SLACK:
-                self._report()
-        if self._chunks:
-            chunks, self._chunks = self._chunks, []
-            for leg, tokens in chunks:
-                leg.todo -= tokens * steps
-                if not leg.todo:
-                    leg.last_chunk = tokens
-                    self._computed(leg)
+    def _ended(self, left: list[ModelLeg], computed: list[ModelLeg]) -> None:
+        """The step that ran is over: see `Steps`."""
+        for leg in left:
+            self._left(leg)
+        if self._aloud:
+            self._say_aloud()
+        if self._reports and self._reports[0][0] <= self._schedule.now + SLACK:
+            self._report()
+        for leg in computed:
+            self._computed(leg)
         if self._inbox:
             inbox, self._inbox = self._inbox, []
-            for row, waiting, message in inbox:
-                row(waiting, message)
+            for row, leg, message in inbox:
+                row(leg, message)
         self._go_on()
 
     def _say_aloud(self) -> None:
@@ -485,7 +407,6 @@ class ModelWorker:
 
     def _computed(self, leg: ModelLeg) -> None:
         """A leg has KV for all it knows: it samples its next token, and goes on."""
-        self._queue.remove(leg)
         leg.computed = leg.prompt + leg.own
         leg.own += leg.own < leg.end
         leg.fresh = False

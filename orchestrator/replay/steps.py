@@ -1,0 +1,119 @@
+"""A modelled worker's steps: prefill chunks and the decode batch, many steps to one event."""
+
+from collections import deque
+from collections.abc import Callable
+
+from orchestrator.replay.batch import Batch
+from orchestrator.replay.leg import ModelLeg
+from orchestrator.replay.setup import ModelSpec
+from orchestrator.virtual.schedule import Schedule
+
+
+class Steps:
+    """What runs is one step, or several alike in a row of which nobody wants to know more.
+
+    `ended(left, computed)` is told when they are over: legs that have reached their goal, and legs
+    of the queue that have computed all they had to.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        schedule: Schedule,
+        ended: Callable[[list[ModelLeg], list[ModelLeg]], None],
+    ) -> None:
+        self.batch = Batch(spec.costs)
+        self.queue: deque[ModelLeg] = deque()  # legs with something to compute, as they came
+        self.running = False
+        self.chunk = 0  # prompt tokens in each step that runs
+        self._spec = spec
+        self._schedule = schedule
+        self._ended = ended
+        self._began_at = 0.0
+        self._steps = 0
+        self._chunks: list[tuple[ModelLeg, int]] = []
+        self._plan = 0  # only the newest plan of the end counts
+
+    def computes(self, leg: ModelLeg) -> bool:
+        """Whether the step that runs is about this leg."""
+        if not self.running or leg.leaves_at is not None:
+            return self.running
+        return bool(leg.todo) and any(leg is other for other, _ in self._chunks)
+
+    def step_s(self) -> float:
+        """Seconds of the decode step that runs, or of the fastest there is."""
+        done = 0
+        if self.running and self._steps > 1:
+            done = self.batch.steps_until(self._schedule.now - self._began_at, self.chunk) - 1
+        return self.batch.step_s(0, done) or self._spec.costs.step_s((), 1, 0)
+
+    def begin(self, due: float | None, *, single: bool) -> None:
+        """Begin the next step, if there is anything to compute.
+
+        Others like it follow in the same go, unless it is to be a `single` one, until a leg
+        reaches its goal, the chunks change, or `due` is over.
+        """
+        batch = self.batch
+        steps: int | None = None
+        self.chunk = 0
+        if self.queue:
+            self.chunk, steps = self._choose_chunks()
+        elif not batch.size:
+            return
+        if single:
+            steps = 1
+        elif steps != 1 and batch.size:
+            leaving = batch.next_leaving()
+            assert leaving is not None
+            steps = min(leaving, steps or leaving)
+            if steps > 1 and due is not None:
+                steps = min(steps, batch.steps_until(due - self._schedule.now, self.chunk))
+        assert steps is not None
+        self.running = True
+        self._began_at = self._schedule.now
+        self._steps = steps
+        self._plan_end()
+
+    def cut(self) -> None:
+        """Something waits for the end of the step that really runs."""
+        if self.running and self._steps > 1:
+            steps = self.batch.steps_until(self._schedule.now - self._began_at, self.chunk)
+            if steps < self._steps:
+                self._steps = steps
+                self._plan_end()
+
+    def _choose_chunks(self) -> tuple[int, int]:
+        """Prompt tokens of the next step, and for how many steps it stays so."""
+        most = self._spec.chunk_tokens
+        room = most
+        for leg in self.queue:
+            if leg.began_at is None:
+                leg.began_at = self._schedule.now
+            tokens = min(leg.todo, room)
+            self._chunks.append((leg, tokens))
+            room -= tokens
+            if not room:
+                break
+        steps = (self.queue[0].todo - 1) // most if len(self._chunks) == 1 else 1
+        return most - room, max(1, steps)
+
+    def _plan_end(self) -> None:
+        self._plan += 1
+        end = self._began_at + self.batch.elapsed_s(self._steps, self.chunk)
+        self._schedule.at(end, self._end, self._plan)
+
+    def _end(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        self.running = False
+        left = self.batch.advance(self._steps) if self.batch.size else []
+        computed = []
+        if self._chunks:
+            for leg, tokens in self._chunks:
+                leg.todo -= tokens * self._steps
+                if not leg.todo:
+                    leg.last_chunk = tokens
+                    self.queue.remove(leg)
+                    computed.append(leg)
+            self._chunks.clear()
+        self._ended(left, computed)
