@@ -17,6 +17,7 @@ from benchmarks.machine import machine
 from orchestrator.errors import UserError
 from orchestrator.state.actions import Finish
 from orchestrator.topology.mistakes import unknown
+from orchestrator.topology.packaged import packaged_scenario
 from orchestrator.virtual.client import Client
 from orchestrator.virtual.faults.cases import Case, generate, play
 from orchestrator.virtual.faults.checks import check
@@ -205,4 +206,4 @@ def _outcome(client: Client) -> str:
 
 def scenario_file(given: Path | None) -> Path:
     """The scenario that is used: the one that came with the package unless another is given."""
-    return given or Path(__file__).parents[1] / "configs" / "scenarios" / "faults.yaml"
+    return given or packaged_scenario("faults")

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,11 @@ TELL_EVERY = 10  # seeds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of one mutant. `seed` None: no seed up to the last one noticed it."""
+    """What became of one mutant.
+
+    `seed` is the one that noticed; of a mutant that hangs or raises, the last before that. None: no
+    seed up to the last one noticed it, or the very first seeds did not end.
+    """
 
     mutant: Mutant
     seed: int | None
@@ -40,7 +44,10 @@ def run(
     jobs: int,
     tell: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
-    """Try every mutant on the seeds from 0 on, several at a time."""
+    """Try every mutant on the seeds from 0 on, several at a time.
+
+    Raises RuntimeError when one cannot be tried: that would be no verdict.
+    """
 
     def one(name: str) -> Verdict:
         verdict = _watch(MUTANTS[name], seeds)
@@ -89,15 +96,34 @@ def _row(verdict: Verdict) -> str:
 
 
 def _watch(mutant: Mutant, seeds: int) -> Verdict:
-    """Run one mutant's process, and end it when it is stuck."""
+    """Run one mutant's process. Raises RuntimeError when it ends before it has begun."""
     command = [sys.executable, "-m", "benchmarks.mutants.run", mutant.name, str(seeds)]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    told: dict[str, Any] = {"seed": None, "breach": None}
+    told: dict[str, Any] | None = None
     stuck = threading.Event()
+    with process:
+        for line in _until_stuck(process, process.stdout, stuck):
+            told = json.loads(line)
+        errors = process.stderr.read().strip().splitlines()
+    last = errors[-1] if errors else f"exit code {process.returncode}"
+    if told is None:
+        raise RuntimeError(f"{mutant.name}: cannot be tried: {last}")
+    if stuck.is_set():
+        return Verdict(mutant=mutant, seed=told["seed"], breach="hangs")
+    if process.returncode != 0:
+        return Verdict(mutant=mutant, seed=told["seed"], breach=f"raises: {last[:120]}")
+    breach = told["breach"]
+    return Verdict(mutant=mutant, seed=told["seed"] if breach else None, breach=breach)
+
+
+def _until_stuck(
+    process: "subprocess.Popen[str]", lines: Iterable[str], stuck: threading.Event
+) -> Iterator[str]:
+    """What a process says; it is ended when it says nothing for `STUCK_S`."""
 
     def give_up() -> None:
         stuck.set()
@@ -105,21 +131,12 @@ def _watch(mutant: Mutant, seeds: int) -> Verdict:
 
     timer = threading.Timer(STUCK_S, give_up)
     timer.start()
-    with process:
-        for line in process.stdout:
-            timer.cancel()
-            timer = threading.Timer(STUCK_S, give_up)
-            timer.start()
-            told = json.loads(line)
+    for line in lines:
         timer.cancel()
-        errors = process.stderr.read().strip().splitlines()
-    if stuck.is_set():
-        return Verdict(mutant=mutant, seed=told["seed"], breach="hangs")
-    if process.returncode != 0:
-        last = errors[-1] if errors else f"exit code {process.returncode}"
-        return Verdict(mutant=mutant, seed=told["seed"], breach=f"raises: {last[:120]}")
-    breach = told["breach"]
-    return Verdict(mutant=mutant, seed=told["seed"] if breach else None, breach=breach)
+        timer = threading.Timer(STUCK_S, give_up)
+        timer.start()
+        yield line
+    timer.cancel()
 
 
 def _live(mutant: Mutant, seeds: int) -> None:
@@ -129,12 +146,18 @@ def _live(mutant: Mutant, seeds: int) -> None:
     faults = importlib.import_module("benchmarks.faults")
     scenarios = importlib.import_module("orchestrator.virtual.faults.scenario")
     scenario = scenarios.load_scenario(faults.scenario_file(None))
+    _say(None, None)  # it has begun
     for first in range(0, seeds, TELL_EVERY):
         tally = faults.live(scenario, range(first, min(first + TELL_EVERY, seeds)))
         for seed, breaches in sorted(tally.broken.items()):
-            print(json.dumps({"seed": seed, "breach": _promise(breaches[0])}), flush=True)
+            _say(seed, _promise(breaches[0]))
             return
-        print(json.dumps({"seed": first + TELL_EVERY - 1, "breach": None}), flush=True)
+        _say(first + TELL_EVERY - 1, None)
+
+
+def _say(seed: int | None, breach: str | None) -> None:
+    """One line for `_watch`."""
+    print(json.dumps({"seed": seed, "breach": breach}), flush=True)
 
 
 def _promise(breach: str) -> str:

@@ -26,6 +26,8 @@ def mutants(
 ) -> None:
     """Break one rule at a time: which seed of `pdd bench faults` notices?"""
     chosen = _chosen(names or [])
+    if markdown is not None and not markdown.parent.is_dir():
+        raise UserError(f"--markdown: there is no folder {markdown.parent}")
     progress = Console(stderr=True, highlight=False, soft_wrap=True)
     verdicts = mutants_bench.run(
         chosen,
