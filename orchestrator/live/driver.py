@@ -26,6 +26,10 @@ SHUTTING_DOWN = "the service is shutting down"
 FORGOTTEN = "the request met a defect of the gateway"
 
 
+# Told of each event: when it came, what it was, what the machine answered.
+Record = Callable[[float, Event, Sequence[Action]], None]
+
+
 class Metrics(Protocol):
     """What the driver reports beside the requests."""
 
@@ -90,7 +94,7 @@ class Driver:
         secret: str,
         metrics: Metrics,
         needed: frozenset[str],
-        record: Callable[[float, Event, Sequence[Action]], None] | None = None,
+        record: Record | None = None,
     ) -> None:
         self.config = config
         self.model = model

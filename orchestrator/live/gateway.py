@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -20,7 +19,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from orchestrator.errors import UserError
 from orchestrator.live.directory import Directory
-from orchestrator.live.driver import Driver, new_gateway_name
+from orchestrator.live.driver import Driver, Record, new_gateway_name
 from orchestrator.live.openai.app import create_app
 from orchestrator.live.openai.service import ModelCard, Tokenizer
 from orchestrator.live.openai.text import StopWatch
@@ -28,9 +27,8 @@ from orchestrator.live.openai.vocabulary import Vocabulary
 from orchestrator.live.roster import Roster, expected_workers
 from orchestrator.membership.reports import LeaseRefused
 from orchestrator.metrics.exposition import Metrics
-from orchestrator.state.actions import Action
 from orchestrator.state.config import CoreConfig, Deadlines
-from orchestrator.state.events import Event, HandoffMode
+from orchestrator.state.events import HandoffMode
 from orchestrator.state.events import Route as RequestRoute
 from orchestrator.topology.schema import Topology
 from transport.emulator.control import LineError
@@ -143,7 +141,7 @@ class Gateway:
         directory: Directory,
         secret: str,
         api_keys: frozenset[str] | None,
-        record: Callable[[float, Event, Sequence[Action]], None] | None = None,
+        record: Record | None = None,
     ) -> None:
         metrics = Metrics(CollectorRegistry())
         vocabulary = Vocabulary(tokenizer, card.stop_ids)

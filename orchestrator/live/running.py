@@ -4,15 +4,14 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import UserError
+from orchestrator.live.driver import Record
 from orchestrator.live.gateway import Gateway, load_tokenizer, read_api_keys, read_card, take_port
 from orchestrator.live.launch import Deployment, LaunchFailed
-from orchestrator.state.actions import Action
-from orchestrator.state.events import Event
 from orchestrator.topology.schema import Topology
 from workers.engines.models import ModelError, Progress, resolve_model
 from workers.service.config import SECRET_ENV
@@ -53,7 +52,7 @@ async def running(
     progress: Callable[[str], None],
     model_progress: Progress,
     log_dir: Path | None = None,
-    record: Callable[[float, Event, Sequence[Action]], None] | None = None,
+    record: Record | None = None,
 ) -> AsyncIterator[Running]:
     """Bring everything up, yield when requests can be served, end everything.
 
