@@ -63,7 +63,7 @@ def pace_s(ctx: Context, req: Request) -> float | None:
         return None
     main_step_s = ctx.step_s(main)
     if relay is None:
-        return DRAIN_RATIO * main_step_s
+        return None if req.lead_spent else DRAIN_RATIO * main_step_s
     relay_step_s = ctx.step_s(relay)
     if handoff.main_is_faster(relay_step_s, main_step_s):
         return None

@@ -36,6 +36,7 @@ def release(ctx: Context, req: Request, now: float) -> None:
         # it is late by more than a token, or when the lead was too long and this one came early.
         on_time = now - pace < due_at <= now
         req.release_at = (due_at if on_time else now) + pace
+    req.lead_spent = req.relay is None and req.released == law
 
 
 def _emit(ctx: Context, req: Request, upto: int, now: float) -> None:

@@ -162,6 +162,7 @@ class Request:
     relay_finishes: bool = False  # no further main is tried; the relay brings the request home
     released: int = 0
     release_at: float | None = None  # when the next paced token is due
+    lead_spent: bool = False  # after the handoff nothing was held back any more
     ended: FinishReason | None = None
     failed: tuple[Failure, str] | None = None
     account: Account = field(default_factory=Account)

@@ -1,5 +1,7 @@
 """Rule 1, which tokens become law, and rule 2, who speaks: events in, exact actions out."""
 
+from collections.abc import Callable
+
 from orchestrator.lifecycle.machine import FEED_OVERLAP
 from orchestrator.lifecycle.phases import Phase
 from orchestrator.lifecycle.request import PARKED_RUNS
@@ -26,6 +28,8 @@ from tests.orchestrator.lifecycle.machine_rig import (
 from workers.api.messages import TokenRun
 
 EOT = 2
+
+MakeRig = Callable[..., MachineRig]
 
 
 def test_a_request_starts_all_legs_of_its_route_at_once(rig: MachineRig) -> None:
@@ -446,3 +450,12 @@ def test_a_refusal_for_good_is_the_clients_mistake(rig: MachineRig) -> None:
 def test_a_repeated_arrival_changes_nothing(rig: MachineRig) -> None:
     rig.arrive()
     assert rig.arrive() == []
+
+
+def test_pacing_ends_when_the_lead_is_given_back(make_rig: MakeRig) -> None:
+    """After an auto handoff tokens are held back only while there are some to give back."""
+    rig = make_rig(handoff=HandoffMode.AUTO)
+    rig.to_phase(Phase.MAIN)
+    while rig.req.released < len(rig.req.law):
+        rig.after(0.1)
+    assert emit(3, 13, 14, 15) in rig.run(MAIN, 3, 13, 14, 15)
