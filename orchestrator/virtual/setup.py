@@ -12,7 +12,8 @@ from workers.api.messages import Role
 class WorkerSpec:
     """One worker, named site/pool/number. `salt`: see `SimulatedModel.divergence`.
 
-    `step_s` is a decode step of any batch, `kv_tokens` the size of its pool.
+    `step_s` is a decode step of any batch, `kv_tokens` the size of its pool. A `warm` one knows its
+    step before its first decode here, as one does that has served others before.
     """
 
     name: str
@@ -23,6 +24,7 @@ class WorkerSpec:
     slots: int = 8
     kv_tokens: int = 4096
     salt: int = 0
+    warm: bool = True
 
     @property
     def pool(self) -> str:

@@ -233,8 +233,8 @@ class VirtualWorker:
         now = self.process.time()
         self._recent.forget_old(now)
         load = self.core.load()
-        # Before it has decoded it does not know its speed; the catalogue does.
-        load = replace(load, step_s=load.step_s or self.spec.step_s)
+        if self.spec.warm and load.step_s is None:
+            load = replace(load, step_s=self.spec.step_s)
         for connection, hear in list(self._streams.values()):
             connection.send(self.process, hear, connection, (load,))
         self.process.after(HEARTBEAT_S, self._beat)

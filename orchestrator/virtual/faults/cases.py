@@ -116,6 +116,7 @@ def _setup(scenario: Scenario, rng: Random) -> Setup:
                     slots=rng.choice([3, 8]),
                     kv_tokens=rng.choice([1024, 4096]),
                     salt=len(workers) if divergence is not None else 0,
+                    warm=rng.choice([True, False]),
                 )
             )
     core = CoreConfig(
