@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from orchestrator.membership.outbox import POST_TIMEOUT_S, Outbox, Post
-from orchestrator.membership.reach import CONNECT_TIMEOUT_S, RENEW_S, News, Reach
+from orchestrator.membership.reach import CONNECT_TIMEOUT_S, RENEW_S, RENEW_TIMEOUT_S, News, Reach
 from orchestrator.membership.reports import Hello
 from orchestrator.virtual.network import Connection, Network
 from orchestrator.virtual.process import Process
@@ -49,6 +49,8 @@ class VirtualChannel:
         self._closed = False
         self._under_way: deque[tuple[float, Post]] = deque()  # (when it times out, post)
         self._due: float | None = None
+        self._renewals = 0  # sent so far
+        self._renewed_last = 0  # the newest that was answered, or timed out
         self._open()
         self._process.after(RENEW_S, self._renew)
 
@@ -211,16 +213,33 @@ class VirtualChannel:
         self.flush()
 
     def _renew(self) -> None:
-        """Keep the lease on this gateway's legs."""
+        """Keep the lease on this gateway's legs: again a moment after each answer, or time-out."""
         if self._closed:
             return
-        if self.reach.up:
-            worker = self.worker
-            self._network.send(self._process, worker.process, self._renewed)
-        self._process.after(RENEW_S, self._renew)
+        if not self.reach.up:
+            self._process.after(RENEW_S, self._renew)
+            return
+        self._renewals += 1
+        target = self.worker.process
+        self._network.send(self._process, target, self._renewal_arrived, self._renewals)
+        self._process.after(RENEW_TIMEOUT_S, self._renewal_over, self._renewals)
 
-    def _renewed(self) -> None:
-        self.worker.process.do(self._seen)
+    def _renewal_arrived(self, number: int) -> None:
+        if self.worker.process.alive:
+            self.worker.process.do(self._renewed, number)
+        else:
+            self._answer_renewal(number)
 
-    def _seen(self) -> None:
+    def _renewed(self, number: int) -> None:
         self.worker.take((), self._gateway.name)
+        self._answer_renewal(number)
+
+    def _answer_renewal(self, number: int) -> None:
+        self._network.send(
+            self.worker.process, self._process, self._process.do, self._renewal_over, number
+        )
+
+    def _renewal_over(self, number: int) -> None:
+        if number == self._renewals and number != self._renewed_last:
+            self._renewed_last = number
+            self._process.after(RENEW_S, self._renew)
