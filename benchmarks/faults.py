@@ -25,7 +25,7 @@ from orchestrator.virtual.faults.scenario import Scenario
 from orchestrator.virtual.faults.shrink import shrink
 from orchestrator.virtual.faults.story import tell
 
-SEEDS_PER_TASK = 10
+SEEDS_PER_TASK = 25
 
 
 @dataclass(slots=True)
