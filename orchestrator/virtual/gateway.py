@@ -139,6 +139,9 @@ class VirtualGateway:
             if isinstance(item, Lost) and channel is not None:
                 channel.lost()
             self._tell_all(self.members.learn(worker, item))
+            known = worker in self.machine.ctx.world.workers
+            if worker in self.members.by_name and known is isinstance(item, Lost):
+                self._broke(Promise.KNOWN, f"{worker}: {item}, known to the core: {known}")
 
     def heard(self, worker: str, messages: Sequence[UpMessage]) -> None:
         """One line of a worker's token stream."""
@@ -244,6 +247,9 @@ class VirtualGateway:
                 view = self.machine.ctx.world.workers.get(action.worker)
                 if view is None:
                     continue
+                member = self.members.by_name.get(view.name)
+                if member is not None and member.draining:
+                    self._broke(Promise.DRAINED, f"{action.message.role} to {view.name}")
                 lapsed = now > self._renewed[view.site] + self._lease_s + LAPSE_S
                 if lapsed and self._schedule.now > self.process.thawed_at + LAPSE_S:
                     self._broke(Promise.LEASED, f"{view.name}, renewed {self._renewed[view.site]}")
