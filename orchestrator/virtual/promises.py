@@ -21,6 +21,7 @@ class Promise(StrEnum):
     STOPPED = "every leg is started at most once and stopped"
     NO_STALL = "small accidents cost nobody a deadline"
     FLOWS = "small accidents stop no stream for long"
+    RESUMES = "once the trouble is over nobody waits for long"
     KNOWN = "a gateway knows which process a worker is"
     NO_LOSS = "before any trouble nothing is lost"
     ROLES = "before any trouble a leg goes where its role and route belong"

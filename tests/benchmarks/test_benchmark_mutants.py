@@ -12,7 +12,7 @@ from orchestrator.cli.main import run
 
 NOTICED = "every piece counts twice"
 EXPLAINED = "an offer waits for ever"
-SUBTLE = "history is not compared"  # it takes more than one seed
+SUBTLE = "a full pool ends the worker"  # it takes more than one seed
 SEEDS = ["--seeds", "3", "--jobs", "1"]
 
 

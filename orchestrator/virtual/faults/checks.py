@@ -21,7 +21,9 @@ from orchestrator.virtual.world import PEACE_S, World
 from workers.api.messages import Role, Start, Stop
 
 # Added to a deadline: the ways between client, gateway and clocks that differ.
-SLACK = 1.02
+SLACK = 1.03
+# The longest wait after the last fault, on a line that holds: one deadline, and what it begins.
+RESUME_S = 12.0
 # What the core counts when something was lost or late.
 DAMAGES = ("_late", "_lost", "kv_failed")
 # The longest wait between two tokens after small accidents: a few in a row on a slow line, but no
@@ -55,6 +57,9 @@ def _client(world: World, client: Client) -> Iterator[Breach]:
     longest_s = max((b - a for a, b in pairwise(client.times)), default=0.0)
     if world.mild and longest_s > FLOW_S:
         yield breach(Promise.FLOWS, f"{longest_s:.1f} s between two tokens")
+    after_s = _longest_after(world, client)
+    if after_s > RESUME_S and _line_holds(world):
+        yield breach(Promise.RESUMES, f"{after_s:.1f} s after the last fault")
     wrong = why_wrong(world.setup, client)
     if wrong is not None:
         yield breach(Promise.RIGHT_TOKENS, wrong)
@@ -77,6 +82,16 @@ def _client(world: World, client: Client) -> Iterator[Breach]:
             yield breach(Promise.NO_LOSS, f"{recoveries} legs")
     elif isinstance(client.end, Fail) and client.end.failure is Failure.INTERNAL:
         yield breach(Promise.NO_DEFECT, client.end.message)
+
+
+def _longest_after(world: World, client: Client) -> float:
+    """How long the client waited for one thing, counted from the end of the last fault."""
+    if client.left or client.cut_off:
+        return 0.0
+    points = [client.asked_at, *client.times]
+    points += [] if client.ended_at is None else [client.ended_at]
+    over = world.troubled_until
+    return max((b - max(a, over) for a, b in pairwise(points)), default=0.0)
 
 
 def _line_holds(world: World) -> bool:

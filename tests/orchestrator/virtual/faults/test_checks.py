@@ -11,7 +11,7 @@ from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish, Send
 from orchestrator.state.events import Arrived, Event, Ticked, WorkerDraining
 from orchestrator.state.views import Booking
 from orchestrator.virtual.client import Client
-from orchestrator.virtual.faults.checks import FLOW_S, check
+from orchestrator.virtual.faults.checks import FLOW_S, RESUME_S, check
 from orchestrator.virtual.gateway import Entry
 from orchestrator.virtual.promises import Promise
 from tests.orchestrator.virtual.stories.story_world import M0, M1, P0, R0, M, Story, new_story
@@ -117,6 +117,11 @@ def small_accidents_cost_seconds(story: Story) -> None:
     client = finished(story)
     story.world.mild = True
     client.times[-1] += FLOW_S
+
+
+def a_token_comes_long_after_the_trouble(story: Story) -> None:
+    client = finished(story)
+    client.times[-1] += RESUME_S
 
 
 def a_leg_was_lost_in_peace(story: Story) -> None:
@@ -320,6 +325,7 @@ PLANTS: dict[Promise, tuple[Plant, ...]] = {
     Promise.STOPPED: (started_twice, never_stopped),
     Promise.NO_STALL: (a_deadline_cost_a_leg,),
     Promise.FLOWS: (small_accidents_cost_seconds,),
+    Promise.RESUMES: (a_token_comes_long_after_the_trouble,),
     Promise.KNOWN: (an_earlier_process,),
     Promise.NO_LOSS: (a_leg_was_lost_in_peace,),
     Promise.ROLES: (a_relay_at_main, nobody_prefills),
