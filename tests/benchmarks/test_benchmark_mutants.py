@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.mutants import run as bench
 from benchmarks.mutants.catalogue import MUTANTS
+from benchmarks.mutants.exceptions import EXCEPTIONS
 from benchmarks.mutants.mutant import Mutant, broken
 from orchestrator.cli.main import run
 
@@ -38,6 +39,10 @@ def test_one_that_is_neither_is_a_failure(capsys: pytest.CaptureFixture[str]) ->
     assert MUTANTS[SUBTLE].exempt is None
     assert run(["bench", "mutants", SUBTLE, "--seeds", "1", "--jobs", "1"]) == 1
     assert SUBTLE in capsys.readouterr().out
+
+
+def test_every_exception_is_a_mutants() -> None:
+    assert EXCEPTIONS.keys() <= MUTANTS.keys()
 
 
 @pytest.mark.parametrize(
