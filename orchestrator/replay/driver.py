@@ -15,7 +15,7 @@ from math import inf
 
 from orchestrator.lifecycle.handover import pace_s
 from orchestrator.lifecycle.machine import Machine
-from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg, StopWatch
+from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.line import Line, Transfer
 from orchestrator.replay.setup import ReplaySetup
@@ -23,6 +23,7 @@ from orchestrator.replay.worker import ModelWorker
 from orchestrator.state.actions import Action, Emit, Fail, Finish, Send
 from orchestrator.state.events import Arrived, Event, Heard, LinkMeasured, Ticked, WorkerUp
 from orchestrator.state.views import SAME_SITE_RTT_S
+from orchestrator.virtual.gateway import IdWatch
 from orchestrator.virtual.schedule import Schedule
 from workers.api.messages import (
     DownMessage,
@@ -62,7 +63,7 @@ class Replay:
         patient = max(core.deadlines.resync, 4 * setup.report_s)
         core = replace(core, deadlines=replace(core.deadlines, resync=patient))
         self.schedule = Schedule()
-        self.machine = Machine(core, _no_stop_strings)
+        self.machine = Machine(core, IdWatch)
         self.outcomes: dict[str, Outcome] = {}
         self.events = 0  # told to the machine
         self._setup = setup
@@ -323,7 +324,3 @@ class Replay:
         if pace_s(self.machine.ctx, req) is None:
             self.workers[main.worker].calm((name, main.epoch))
             self._relayed.discard(name)
-
-
-def _no_stop_strings(stops: tuple[str, ...]) -> StopWatch:
-    raise NotImplementedError("modelled tokens have no text")

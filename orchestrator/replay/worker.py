@@ -5,8 +5,8 @@ a prefill samples once and holds its KV, a leg decodes on ahead of what it is fe
 while a step runs waits for the step's end. Not modelled: prefix caches, leases, the end of a hold.
 
 When a leg speaks: it says its first token as it comes, and what it has whenever it stops, is asked,
-or was silent for `report_s`. In between its tokens are
-known to nobody, as nobody acts on them. The exception is a handover: see `Replay`.
+or was silent for `report_s`. In between its tokens are known to nobody, as nobody acts on them. The
+exception is a handover: see `Replay`.
 """
 
 from collections import deque
