@@ -2,7 +2,7 @@
 
 from benchmarks.mutants.mutant import Mutant, broken
 
-T = "transport."
+T = "transport.stream."
 
 
 def _m(name: str, module: str, *edits: tuple[str, str], exempt: str | None = None) -> Mutant:

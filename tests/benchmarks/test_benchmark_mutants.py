@@ -31,8 +31,8 @@ def test_one_is_noticed_and_one_is_explained(
     assert first["breach"]
     assert (second["seed"], second["breach"]) == (None, None)
     above, below = page.read_text(encoding="utf-8").split("## Not noticed by seeds")
-    assert f"| transport | {NOTICED} | `transport.receiver` | {first['seed']} | " in above
-    assert f"| transport | {EXPLAINED} | `transport.sender` | {second['exempt']} |" in below
+    assert f"| transport | {NOTICED} | `transport.stream.receiver` | {first['seed']} | " in above
+    assert f"| transport | {EXPLAINED} | `transport.stream.sender` | {second['exempt']} |" in below
 
 
 def test_one_that_is_neither_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

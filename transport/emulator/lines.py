@@ -6,8 +6,8 @@ import socket
 from collections.abc import Coroutine
 from typing import Any
 
+from transport.emulator.line import LinkSpec, Plane
 from transport.emulator.relay import End, Flow, Pipe
-from transport.link import LinkSpec, Plane
 
 _CONNECT_S = 5.0
 _KEYS = {"between", "delay_s", "rate_bytes_per_s", "jitter_s", "loss"}

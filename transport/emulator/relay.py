@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from time import monotonic
 from typing import Any, cast
 
-from transport.link import LineDirection, LinkSpec, Plane
+from transport.emulator.line import LineDirection, LinkSpec, Plane
 
 _TICK_S = 0.001
 # So much of the line's rate may wait per connection before its socket is read no more: enough

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from transport.base import StreamId
-from transport.tcp import KVClient, Outgoing, StreamBroken
+from transport.stream.sender import StreamBroken
+from transport.tcp.client import KVClient, Outgoing
 from workers.engines.base import Engine, SeqId
 from workers.outputs import OpenStream
 from workers.streams.exports import Exports, Unsent, as_slice, why_failed

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from transport.base import StreamId
-from transport.tcp import KVClient, KVServer
+from transport.tcp.client import KVClient
+from transport.tcp.server import KVServer
 from workers.api.messages import HEARTBEAT_S, DownMessage, Load, Stop
 from workers.engines.base import Engine, SeqId
 from workers.handover import LEG_ENDED

@@ -1,4 +1,4 @@
-"""KV out of a virtual worker: what `transport.client` is to a real one, for one peer."""
+"""KV out of a virtual worker: what `transport.tcp.client` is to a real one, for one peer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from orchestrator.virtual.kv.pipe import Carried, Pipe, Reader, read
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from transport.base import SliceKey, StreamId
-from transport.codecs import encode_slice
-from transport.frames import (
+from transport.codecs.table import encode_slice
+from transport.stream.frames import (
     Accept,
     Ack,
     Cancel,
@@ -21,8 +21,8 @@ from transport.frames import (
     Ping,
     Refuse,
 )
-from transport.sender import CANCELLED, Phase, Sender, Turns, redial_s
-from transport.wire import HANDSHAKE_S, PING_EVERY_S, SILENCE_S
+from transport.stream.sender import CANCELLED, Phase, Sender, Turns, redial_s
+from transport.tcp.wire import HANDSHAKE_S, PING_EVERY_S, SILENCE_S
 from workers.engines.base import Engine
 from workers.outputs import OpenStream
 from workers.streams.exports import Exports, Unsent, as_slice, why_failed

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 from orchestrator.virtual.network import Connection, Network
 from orchestrator.virtual.process import Process
-from transport.frames import Data, Frame
-from transport.framing import (
+from transport.stream.frames import Data, Frame
+from transport.stream.framing import (
     PREAMBLE_BYTES,
     Preamble,
     check_body,

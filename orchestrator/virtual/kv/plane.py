@@ -9,12 +9,12 @@ from orchestrator.virtual.kv.pipe import Carried, Pipe, Read, Reader, read
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from transport.base import Offer, Slice, StreamId, StreamStats
-from transport.codecs import decode_slice
-from transport.frames import Data, Frame, FrameError, Goodbye, Hello, Ping, Pong
-from transport.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Verdict
-from transport.sender import RESUME_S as SENDER_RESUME_S
-from transport.sender import Sender
-from transport.wire import HANDSHAKE_S, PING_EVERY_S, SILENCE_S
+from transport.codecs.table import decode_slice
+from transport.stream.frames import Data, Frame, FrameError, Goodbye, Hello, Ping, Pong
+from transport.stream.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Verdict
+from transport.stream.sender import RESUME_S as SENDER_RESUME_S
+from transport.stream.sender import Sender
+from transport.tcp.wire import HANDSHAKE_S, PING_EVERY_S, SILENCE_S
 from workers.engines.simulated.engine import SimulatedEngine, WrongKV
 from workers.handover import LEG_ENDED
 from workers.outputs import OpenStream, Output
@@ -192,7 +192,7 @@ class KVPlane:
 
 
 class Inlet:
-    """KV in: what `transport.server` is to a real worker, and the sink of its receiver."""
+    """KV in: what `transport.tcp.server` is to a real worker, and the sink of its receiver."""
 
     def __init__(
         self,

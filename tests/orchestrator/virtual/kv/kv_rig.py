@@ -10,8 +10,8 @@ from orchestrator.virtual.process import Process
 from orchestrator.virtual.schedule import Schedule
 from tests.workers.worker_rig import MODEL, send_kv, start
 from transport.base import StreamId
-from transport.codecs import encode_slice
-from transport.frames import Data
+from transport.codecs.table import encode_slice
+from transport.stream.frames import Data
 from workers.api.info import Part
 from workers.api.messages import DownMessage, KVFailed, KVStats, Landed, Role, Sampling, Stop
 from workers.costs import MeasuredCosts

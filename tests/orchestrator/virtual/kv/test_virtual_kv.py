@@ -11,11 +11,11 @@ from tests.orchestrator.virtual.kv.kv_faults import Trouble
 from tests.orchestrator.virtual.kv.kv_rig import COSTS, KVWorld
 from tests.workers.worker_rig import MODEL
 from transport.base import StreamId
-from transport.frames import Data, Finish, FrameError
-from transport.framing import encode
-from transport.receiver import RESUME_S as RECEIVER_RESUME_S
-from transport.sender import RESUME_S
-from transport.wire import SILENCE_S
+from transport.stream.frames import Data, Finish, FrameError
+from transport.stream.framing import encode
+from transport.stream.receiver import RESUME_S as RECEIVER_RESUME_S
+from transport.stream.sender import RESUME_S
+from transport.tcp.wire import SILENCE_S
 from workers.api.messages import KVFailed, Landed
 
 TOKEN_BYTES = 2 * 2 * MODEL.layers * MODEL.kv_heads * MODEL.head_size

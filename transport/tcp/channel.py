@@ -7,11 +7,22 @@ from time import monotonic
 from typing import Protocol
 
 from transport.base import StreamId
-from transport.frames import Accept, Ack, Cancel, Data, Done, Frame, Goodbye, Ping, Pong, Refuse
-from transport.framing import encode
-from transport.pace import DeliveryRate, Pacer, RoundTrip
-from transport.sender import Sender, Turns, redial_s
-from transport.wire import (
+from transport.stream.frames import (
+    Accept,
+    Ack,
+    Cancel,
+    Data,
+    Done,
+    Frame,
+    Goodbye,
+    Ping,
+    Pong,
+    Refuse,
+)
+from transport.stream.framing import encode
+from transport.stream.pace import DeliveryRate, Pacer, RoundTrip
+from transport.stream.sender import Sender, Turns, redial_s
+from transport.tcp.wire import (
     BROKEN,
     HANDSHAKE_S,
     PING_EVERY_S,

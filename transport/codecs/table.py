@@ -11,7 +11,7 @@ import numpy as np
 import zstandard
 
 from transport.base import Slice, SliceKey, StreamId
-from transport.frames import MAX_BODY_BYTES, Buffer, Data, expand_runs, runs_of
+from transport.stream.frames import MAX_BODY_BYTES, Buffer, Data, expand_runs, runs_of
 
 _LEVEL = 1
 _SAMPLE_BYTES = 16 << 10

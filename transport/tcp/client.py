@@ -7,9 +7,8 @@ from dataclasses import replace
 from time import monotonic
 
 from transport.base import LinkEstimate, Offer, Slice, SliceKey, StreamId
-from transport.channel import Channel, Peer
-from transport.codecs import CODECS, encode_slice
-from transport.frames import (
+from transport.codecs.table import CODECS, encode_slice
+from transport.stream.frames import (
     Ack,
     Data,
     Done,
@@ -17,9 +16,10 @@ from transport.frames import (
     FrameError,
     Offering,
 )
-from transport.framing import encode
-from transport.pace import Sent
-from transport.sender import CANCELLED, RESUME_S, Phase, Sender, StreamBroken
+from transport.stream.framing import encode
+from transport.stream.pace import Sent
+from transport.stream.sender import CANCELLED, RESUME_S, Phase, Sender, StreamBroken
+from transport.tcp.channel import Channel, Peer
 
 _MAX_PIECE_TOKENS = 4096  # each may have a position of its own in the frame's head
 _THREADS = 2

@@ -9,8 +9,17 @@ from collections.abc import Coroutine
 from time import monotonic
 from typing import Any, TypeVar
 
-from transport.frames import Buffer, Frame, FrameError, Goodbye, Hello, Kind, Proof, UnknownKind
-from transport.framing import PREAMBLE_BYTES, Preamble, encode, parse_head, parse_preamble
+from transport.stream.frames import (
+    Buffer,
+    Frame,
+    FrameError,
+    Goodbye,
+    Hello,
+    Kind,
+    Proof,
+    UnknownKind,
+)
+from transport.stream.framing import PREAMBLE_BYTES, Preamble, encode, parse_head, parse_preamble
 
 HANDSHAKE_S = 5.0
 SILENCE_S = 20.0  # a connection on which nothing was heard for so long is dead

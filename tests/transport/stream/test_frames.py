@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transport.kv_helpers import make_offer
-from transport import frames, framing
 from transport.base import SliceKey, StreamId
-from transport.frames import Frame, FrameError
-from transport.framing import PREAMBLE_BYTES
+from transport.stream import frames, framing
+from transport.stream.frames import Frame, FrameError
+from transport.stream.framing import PREAMBLE_BYTES
 
 STREAM = StreamId("chat-7é", 3, 4)
 KEY = SliceKey(29, "v", 16, 20)

@@ -14,7 +14,8 @@ import pytest
 
 from tests.transport.kv_helpers import MemorySink, make_offer, make_slice
 from transport.emulator.control import LineControl, LineError, start_emulator
-from transport.tcp import KVClient, KVServer
+from transport.tcp.client import KVClient
+from transport.tcp.server import KVServer
 
 SITES = ("hami", "shenzhen")
 LINE = "hami-shenzhen"

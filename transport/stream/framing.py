@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from transport.base import Offer, SliceKey, StreamId
-from transport.frames import (
+from transport.stream.frames import (
     MAX_BODY_BYTES,
     MAX_TOKENS,
     Accept,

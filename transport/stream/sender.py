@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from transport.base import Offer, SliceKey
-from transport.frames import (
+from transport.stream.frames import (
     Accept,
     Ack,
     Cancel,
@@ -17,7 +17,7 @@ from transport.frames import (
     Offering,
     Refuse,
 )
-from transport.ranges import Ranges
+from transport.stream.ranges import Ranges
 
 MAX_BREAKS = 5  # broken connections in a row without one acknowledgement in between
 STALL_S = 60.0  # everything written, nothing acknowledged, connection alive

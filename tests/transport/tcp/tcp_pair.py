@@ -7,7 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.transport.kv_helpers import MemorySink, make_offer, make_slice
-from transport.tcp import KVClient, KVServer, Outgoing
+from transport.tcp.client import KVClient, Outgoing
+from transport.tcp.server import KVServer
 
 LAYERS, HEADS, SIZE = 4, 4, 64
 SHAPE = {"heads": HEADS, "size": SIZE}

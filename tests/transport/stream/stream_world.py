@@ -5,13 +5,13 @@ from collections import deque
 from collections.abc import Iterator
 
 from tests.transport.kv_helpers import LAYERS, MemorySink, make_slice
-from transport import frames, framing
 from transport.base import Offer, Slice
-from transport.codecs import decode_slice, encode_slice
-from transport.frames import Data, Frame
-from transport.framing import PREAMBLE_BYTES
-from transport.receiver import Receiver, Verdict
-from transport.sender import Sender
+from transport.codecs.table import decode_slice, encode_slice
+from transport.stream import frames, framing
+from transport.stream.frames import Data, Frame
+from transport.stream.framing import PREAMBLE_BYTES
+from transport.stream.receiver import Receiver, Verdict
+from transport.stream.sender import Sender
 
 WINDOW = 1500  # coded bytes: about three pieces of a test's stream
 RESUME_S = 10.0

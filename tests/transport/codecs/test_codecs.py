@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from tests.transport.kv_helpers import kv_like
 from transport.base import Slice, SliceKey, StreamId
-from transport.codecs import CODECS, CodecError, decode_slice, encode_slice
+from transport.codecs.table import CODECS, CodecError, decode_slice, encode_slice
 
 STREAM = StreamId("r", 0, 1)
 

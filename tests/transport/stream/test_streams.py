@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transport.kv_helpers import make_offer, make_slice
-from tests.transport.stream_world import RESUME_S, WINDOW, World
-from transport import frames
+from tests.transport.stream.stream_world import RESUME_S, WINDOW, World
 from transport.base import SliceKey, StreamId
-from transport.codecs import encode_slice
-from transport.receiver import Receiver, Verdict
-from transport.sender import MAX_BREAKS, STALL_S, Phase, Sender, StreamBroken
+from transport.codecs.table import encode_slice
+from transport.stream import frames
+from transport.stream.receiver import Receiver, Verdict
+from transport.stream.sender import MAX_BREAKS, STALL_S, Phase, Sender, StreamBroken
 
 ACTIONS = ["push", "write", "arrive", "decoded", "answer", "hear", "cut", "notice", "corrupt"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from transport.base import Offer, OfferRefused, Sink, SliceKey, StreamId, StreamStats
-from transport.frames import (
+from transport.stream.frames import (
     Accept,
     Ack,
     Cancel,
@@ -18,7 +18,7 @@ from transport.frames import (
     Range,
     Refuse,
 )
-from transport.ranges import Ranges
+from transport.stream.ranges import Ranges
 
 MAX_ENDED = 4096  # ended streams remembered, so that a late frame or offer is answered rightly
 WINDOW_BYTES = 16 << 20  # what one stream may have coded and unacknowledged

@@ -4,8 +4,8 @@ from collections import deque
 
 import pytest
 
-from transport.pace import DeliveryRate, Pacer, RoundTrip
-from transport.ranges import Ranges
+from transport.stream.pace import DeliveryRate, Pacer, RoundTrip
+from transport.stream.ranges import Ranges
 
 RATE = 1e6
 RTT_S = 0.05

@@ -7,11 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 
 from transport.base import Sink, StreamId
-from transport.codecs import decode_slice
-from transport.frames import Data, Frame, FrameError, Goodbye, Ping, Pong
-from transport.framing import Preamble, check_body
-from transport.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Verdict
-from transport.wire import (
+from transport.codecs.table import decode_slice
+from transport.stream.frames import Data, Frame, FrameError, Goodbye, Ping, Pong
+from transport.stream.framing import Preamble, check_body
+from transport.stream.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Verdict
+from transport.tcp.wire import (
     BROKEN,
     READ_BUFFER_BYTES,
     SILENCE_S,

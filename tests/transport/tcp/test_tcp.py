@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from tests.transport.kv_helpers import MemorySink, make_offer, make_slice
-from tests.transport.tcp_pair import (
+from tests.transport.tcp.tcp_pair import (
     HEADS,
     LAYERS,
     SECRET,
@@ -21,10 +21,12 @@ from tests.transport.tcp_pair import (
     send_all,
     until,
 )
-from transport import frames, framing
 from transport.base import StreamId
-from transport.tcp import KVClient, KVServer, StreamBroken
-from transport.wire import Wire
+from transport.stream import frames, framing
+from transport.stream.sender import StreamBroken
+from transport.tcp.client import KVClient
+from transport.tcp.server import KVServer
+from transport.tcp.wire import Wire
 
 
 @pytest.mark.parametrize("loop_factory", [None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

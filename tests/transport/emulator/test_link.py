@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.link import LineDirection, LinkSpec, Plane
+from transport.emulator.line import LineDirection, LinkSpec, Plane
 
 TEN_MBPS = LinkSpec(delay_s=0.025, rate_bytes_per_s=1.25e6)
 

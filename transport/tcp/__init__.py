@@ -1,0 +1,1 @@
+"""KV streams over TCP: the sockets around the machines of `transport.stream`."""
