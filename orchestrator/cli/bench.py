@@ -16,6 +16,7 @@ from benchmarks.service import ServeFailed
 from orchestrator.cli.bench_driver import driver
 from orchestrator.cli.bench_faults import faults
 from orchestrator.cli.bench_mutants import mutants
+from orchestrator.cli.bench_schedule import schedule
 from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.topology.load import load_topology
@@ -26,6 +27,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 app.command()(driver)
 app.command()(faults)
 app.command()(mutants)
+app.command()(schedule)
 
 
 @app.callback()

@@ -3,7 +3,7 @@
 # Bytes of rank that a second of waiting is worth, as a share of the line's bytes per second.
 # FACTS section 7: 0.004-0.012; without ageing, narrow spreads of size end up 22 % worse at P99
 # than under fair sharing. `pdd bench schedule` shows how P50 and P99 move over that range.
-AGEING_SHARE = 0.008
+AGEING_SHARE = 0.005
 
 # Until a line has been measured. Too low a guess only means less ageing for the first transfers.
 UNMEASURED_LINE_BYTES_PER_S = 1e9 / 8

@@ -23,6 +23,7 @@ SURFACE = {
     "bench handoff": ["--gateway-site", "--logs", "--requests", "--topology", "-o/--output"],
     "bench mutants": ["--jobs", "--markdown", "--seeds", "-o/--output", "names"],
     "bench parity": ["-o/--output", "file"],
+    "bench schedule": ["--seeds", "-o/--output"],
     "serve": ["--gateway-site", "--logs", "--port", "--record", "-o/--output", "file"],
     "status": ["--key", "--url", "-o/--output"],
     "validate": ["-o/--output", "file"],

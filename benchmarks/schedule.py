@@ -1,0 +1,308 @@
+"""Whose bytes go first: PDD's transfers in virtual time under four ways to share one line.
+
+Every way gets the same arrivals. Three share a line over which each transfer is striped, so that
+one alone may fill it: `fair` (all at once, equal shares, as TCP would), `fifo` (one after the
+other), `ours` (the lowest `transport.stream.schedule.rank`, preemptive). The fourth, `pool`, is
+PDD's own: a connection per transfer out of a bounded pool. It is what FACTS section 7 calibrates,
+so it says whether this is the right workload.
+
+Transfers are fluid. What is left out is the same for every way over striped connections: the
+line's delay and the time of a last piece on one connection (7 ms for 256 KiB at PDD's 288 Mbps).
+"""
+
+import functools
+import heapq
+import math
+import random
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transport.stream.schedule import AGEING_SHARE, ageing_bytes_per_s, rank
+
+# PDD (FACTS section 1): a prompt's KV whole, the mean of what a hit leaves to be sent, the line.
+PROMPT_BYTES = 65_536 * 4_290
+MEAN_MISS = 0.1
+LINE_BYTES_PER_S = 20e9 / 8
+# Its fit (FACTS section 7): requests come at LOAD of the line, then for BURST_S at BURST times
+# that; PDD's pool holds so many connections, none faster than its cap.
+LOAD = 0.88
+BURST = 2.7
+CALM_S, BURST_S = 275.0, 15.0
+POOL_CONNECTIONS = 93
+CONNECTION_BYTES_PER_S = 288e6 / 8
+FITTED = {
+    "skewed": {"p50_s": 0.296, "p99_s": 21.1},
+    "narrow": {"p50_s": 0.869, "p99_s": 22.6},
+}
+SHARES = (0.0, 0.002, 0.004, AGEING_SHARE, 0.006, 0.008, 0.012)
+
+_NARROW_MISS = (0.05, 0.15)
+_SKEWED_MISS = (0.01, 0.98)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes that are ready to go at a time."""
+
+    at: float
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """How long each transfer took, in their order; when the last ended; bytes over the line."""
+
+    seconds: list[float]
+    ended_at: float
+    carried_bytes: float
+
+
+Way = Callable[[Sequence[Transfer]], Moved]
+
+
+def run(*, seeds: int, tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """P50, P99 and longest of every way: medians over seeds 1..`seeds`, lowest and highest."""
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for seed in range(1, seeds + 1):
+        tell(f"seed {seed} of {seeds}")
+        for spread in MISSES:
+            transfers = workload(spread, seed)
+            for name, way in (WAYS | _AGEINGS).items():
+                row = _percentiles(way(transfers).seconds)
+                found.setdefault(name, {}).setdefault(spread, []).append(row)
+    return {
+        "load": LOAD,
+        "seeds": seeds,
+        **{name: _over_seeds(found[name], statistics.median) for name in WAYS},
+        "spread": {name: _over_seeds(found[name], _ends) for name in WAYS},
+        "times_better": {
+            f"ours_than_{name}": _times_better(found[name], found["ours"])
+            for name in WAYS
+            if name != "ours"
+        },
+        "ageing_share": AGEING_SHARE,
+        "ageing": [
+            {"share": share, **_over_seeds(found[f"{share}"], statistics.median)}
+            for share in SHARES
+        ],
+        "pool_fitted": FITTED,
+    }
+
+
+# ------------------------------------------------------------------ the workload
+
+
+def workload(spread: str, seed: int) -> list[Transfer]:
+    """PDD's transfers: Poisson, calm and then a burst; the part of the prompt to be sent from
+    `MISSES[spread]`. Arrivals of one seed are the same for every spread."""
+    draw = random.Random(seed)
+    miss_of = MISSES[spread]
+    calm_per_s = LOAD * LINE_BYTES_PER_S / (MEAN_MISS * PROMPT_BYTES)
+    transfers: list[Transfer] = []
+    at = 0.0
+    while True:
+        # An exponential amount of rate x time, part of it before the burst, part of it in it.
+        amount = draw.expovariate(1.0)
+        calm = min(amount, max(0.0, CALM_S - at) * calm_per_s)
+        at += calm / calm_per_s + (amount - calm) / (BURST * calm_per_s)
+        if at > CALM_S + BURST_S:
+            return transfers
+        transfers.append(Transfer(at, miss_of(draw.random()) * PROMPT_BYTES))
+
+
+def _narrow_miss(u: float) -> float:
+    """Hits uniform between 85 and 95 %."""
+    low, high = _NARROW_MISS
+    return low + (high - low) * u
+
+
+def _skewed_miss(u: float) -> float:
+    """Hits between 2 and 99 %, mostly high: the miss follows a power law cut at both ends.
+
+    PDD gives the range and the mean only; with them this law has no free parameter left, and its
+    median puts a transfer over one connection at PDD's own P50.
+    """
+    low, high = (end**-_SKEWED_POWER for end in _SKEWED_MISS)
+    return float((low - u * (low - high)) ** (-1 / _SKEWED_POWER))
+
+
+def _power_with_mean(mean: float, low: float, high: float) -> float:
+    """The a in (0, 1) for which the density x**-(1 + a) on [low, high] has that mean."""
+    under, over = 0.0, 1.0
+    for _ in range(50):
+        a = (under + over) / 2
+        total = (low**-a - high**-a) / a
+        if (high ** (1 - a) - low ** (1 - a)) / (1 - a) / total > mean:
+            under = a
+        else:
+            over = a
+    return (under + over) / 2
+
+
+_SKEWED_POWER = _power_with_mean(MEAN_MISS, *_SKEWED_MISS)
+MISSES = {"skewed": _skewed_miss, "narrow": _narrow_miss}
+
+
+# ------------------------------------------------------------------ ways to share a line
+
+
+def shared(
+    transfers: Sequence[Transfer],
+    *,
+    line_bytes_per_s: float,
+    each_bytes_per_s: float = math.inf,
+    at_once: int | None = None,
+) -> Moved:
+    """Equal shares of the line, each at most `each_bytes_per_s`, for the first `at_once` come
+    (None: for all); the rest wait in order. `transfers` are in order of time."""
+    seconds = [0.0] * len(transfers)
+    # Every transfer under way has got the same bytes since it joined, so with `level` counting
+    # them each ends at a level that is known when it joins.
+    level = now = carried = 0.0
+    ends: list[tuple[float, int]] = []
+    waiting: deque[int] = deque()
+    arriving = 0
+    while ends or arriving < len(transfers):
+        rate = min(each_bytes_per_s, line_bytes_per_s / len(ends)) if ends else 0.0
+        ends_at = now + (ends[0][0] - level) / rate if ends else math.inf
+        arrives_at = transfers[arriving].at if arriving < len(transfers) else math.inf
+        if ends_at <= arrives_at:
+            carried += (ends[0][0] - level) * len(ends)
+            now, level = ends_at, ends[0][0]
+            _, ended = heapq.heappop(ends)
+            seconds[ended] = now - transfers[ended].at
+            if waiting:
+                first = waiting.popleft()
+                heapq.heappush(ends, (level + transfers[first].nbytes, first))
+        else:
+            carried += rate * (arrives_at - now) * len(ends)
+            level += rate * (arrives_at - now)
+            now = arrives_at
+            if at_once is None or len(ends) < at_once:
+                heapq.heappush(ends, (level + transfers[arriving].nbytes, arriving))
+            else:
+                waiting.append(arriving)
+            arriving += 1
+    return Moved(seconds=seconds, ended_at=now, carried_bytes=carried)
+
+
+def ranked(
+    transfers: Sequence[Transfer], *, line_bytes_per_s: float, ageing_bytes_per_s: float
+) -> Moved:
+    """The whole line to the transfer of the lowest rank at every moment, ties to the one that
+    came first. `transfers` are in order of time."""
+    seconds = [0.0] * len(transfers)
+    # Ranks as of moment 0, so that those of waiting transfers stand still (see `rank`). The rank
+    # of the one under way only falls: nobody but an arrival can overtake it.
+    waiting: list[tuple[float, int, float]] = []
+    under_way: int | None = None
+    left = now = carried = 0.0
+    arriving = 0
+    while under_way is not None or arriving < len(transfers):
+        ends_at = math.inf if under_way is None else now + left / line_bytes_per_s
+        arrives_at = transfers[arriving].at if arriving < len(transfers) else math.inf
+        if under_way is not None and ends_at <= arrives_at:
+            carried += left
+            now = ends_at
+            seconds[under_way] = now - transfers[under_way].at
+            under_way = None
+            if waiting:
+                _, under_way, left = heapq.heappop(waiting)
+            continue
+        new = transfers[arriving]
+        entry = (rank(new.nbytes, -new.at, 1.0, ageing_bytes_per_s), arriving, new.nbytes)
+        if under_way is not None:
+            carried += line_bytes_per_s * (arrives_at - now)
+            left -= line_bytes_per_s * (arrives_at - now)
+            rank_now = rank(left, -transfers[under_way].at, 1.0, ageing_bytes_per_s)
+            entry, other = sorted((entry, (rank_now, under_way, left)))
+            heapq.heappush(waiting, other)
+        now = arrives_at
+        _, under_way, left = entry
+        arriving += 1
+    return Moved(seconds=seconds, ended_at=now, carried_bytes=carried)
+
+
+def _pool(transfers: Sequence[Transfer]) -> Moved:
+    return shared(
+        transfers,
+        line_bytes_per_s=LINE_BYTES_PER_S,
+        each_bytes_per_s=CONNECTION_BYTES_PER_S,
+        at_once=POOL_CONNECTIONS,
+    )
+
+
+def _fair(transfers: Sequence[Transfer]) -> Moved:
+    return shared(transfers, line_bytes_per_s=LINE_BYTES_PER_S)
+
+
+def _fifo(transfers: Sequence[Transfer]) -> Moved:
+    return shared(transfers, line_bytes_per_s=LINE_BYTES_PER_S, at_once=1)
+
+
+def _ours(transfers: Sequence[Transfer]) -> Moved:
+    return ranked(
+        transfers,
+        line_bytes_per_s=LINE_BYTES_PER_S,
+        ageing_bytes_per_s=ageing_bytes_per_s(LINE_BYTES_PER_S),
+    )
+
+
+def _aged(share: float) -> Way:
+    return functools.partial(
+        ranked, line_bytes_per_s=LINE_BYTES_PER_S, ageing_bytes_per_s=share * LINE_BYTES_PER_S
+    )
+
+
+WAYS: dict[str, Way] = {"fair": _fair, "fifo": _fifo, "ours": _ours, "pool": _pool}
+_AGEINGS = {f"{share}": _aged(share) for share in SHARES}
+
+
+# ------------------------------------------------------------------ figures
+
+Rows = dict[str, list[dict[str, float]]]  # per spread of hits, a row per seed
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The smallest value that at least `part` of all do not exceed (nearest rank)."""
+    return sorted(values)[max(0, math.ceil(part * len(values)) - 1)]
+
+
+def _percentiles(seconds: list[float]) -> dict[str, float]:
+    """Also the longest: what the order costs those it puts last."""
+    return {
+        "p50_s": percentile(seconds, 0.5),
+        "p99_s": percentile(seconds, 0.99),
+        "max_s": max(seconds),
+    }
+
+
+def _over_seeds(rows: Rows, of: Callable[[list[float]], Any]) -> dict[str, dict[str, Any]]:
+    return {
+        spread: {column: of([row[column] for row in per_seed]) for column in per_seed[0]}
+        for spread, per_seed in rows.items()
+    }
+
+
+def _ends(values: list[float]) -> list[float]:
+    return [min(values), max(values)]
+
+
+def _times_better(theirs: Rows, ours: Rows) -> dict[str, dict[str, dict[str, float]]]:
+    """Of the medians, and of the seed on which ours does worst."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for spread, per_seed in theirs.items():
+        found[spread] = {}
+        for column in per_seed[0]:
+            pairs = [
+                (row[column], our[column]) for row, our in zip(per_seed, ours[spread], strict=True)
+            ]
+            medians = [statistics.median(side) for side in zip(*pairs, strict=True)]
+            found[spread][column.removesuffix("_s")] = {
+                "medians": medians[0] / medians[1],
+                "worst_seed": min(their / our for their, our in pairs),
+            }
+    return found
