@@ -38,14 +38,18 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a sender announces before it sends: tokens [start, stop) and what they mean."""
+    """What a sender announces before it sends: tokens [start, stop) and what they mean.
+
+    `blocks` names the content of tokens [0, stop) by the hash chain over canonical blocks of 16
+    tokens; a tail that fills no block has no name.
+    """
 
     stream: StreamId
     start: int
     stop: int
     slices_per_token: int  # layers x parts
-    fingerprint: str  # canonical JSON of the model's fingerprint
     cache_salt: str
+    blocks: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +63,15 @@ class StreamStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEstimate:
-    """A sender's view of the path to one peer."""
+    """A sender's view of the path to one peer; None: not known yet.
+
+    `goodput_bytes_per_s` and `queue_bytes` count coded bytes; `loss` is the share of bytes that
+    TCP had to send again.
+    """
 
     goodput_bytes_per_s: float | None
     rtt_s: float | None
+    loss: float | None
     queue_bytes: int
 
 

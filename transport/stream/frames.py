@@ -49,6 +49,10 @@ class MalformedFrame(FrameError):
     """Read in full, but the content contradicts itself."""
 
 
+class OverCredit(FrameError):
+    """More was sent than the receiver had given credit for."""
+
+
 class Kind(IntEnum):
     HELLO = 1
     PROOF = 2
@@ -63,14 +67,20 @@ class Kind(IntEnum):
     CANCEL = 11
     PING = 12
     PONG = 13
+    TERMS = 14
+    AGAIN = 15
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First frame from either end: its name, and a nonce for the other's proof."""
+    """First frame from either end: its name, and a nonce for the other's proof.
+
+    `session` is the sending end's: connections that name the same one carry the same streams.
+    """
 
     name: str
     nonce: bytes
+    session: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,20 @@ class Proof:
     """HMAC over both hellos under the deployment's secret."""
 
     digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What this end serves, told only to a peer that has proved itself.
+
+    `model` is the fingerprint's canonical text and must be the same at both ends, `layout` is
+    how the cache lies in this end's memory, and `window` is the credit: the coded bytes of KV
+    that the other end may have sent and not seen acknowledged, over all its connections.
+    """
+
+    model: str
+    layout: str
+    window: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +113,22 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class Offering:
-    """The sender wants to send, or to go on after a broken connection."""
+    """The sender wants to send, or to go on after a broken connection.
+
+    Each attempt is answered once, on however many connections it comes.
+    """
 
     offer: Offer
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Tokens [0, have) and every range in `received` are here; `window` bytes may be unacked."""
+    """Tokens [0, have) were here before, and every range in `received` has come since."""
 
     stream: StreamId
+    attempt: int
     have: int
-    window: int
     received: tuple[Range, ...] = ()
 
 
@@ -146,6 +174,14 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
+class Again:
+    """These pieces came damaged: their heads were read, their bodies do not match."""
+
+    stream: StreamId
+    keys: tuple[SliceKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The sender has sent all it means to send, and all of it is acknowledged."""
 
@@ -182,12 +218,14 @@ class Pong:
 Frame = (
     Hello
     | Proof
+    | Terms
     | Goodbye
     | Offering
     | Accept
     | Refuse
     | Data
     | Ack
+    | Again
     | Finish
     | Done
     | Cancel

@@ -20,6 +20,7 @@ from transport.stream.frames import (
     MAX_TOKENS,
     Accept,
     Ack,
+    Again,
     Buffer,
     Cancel,
     CorruptFrame,
@@ -39,16 +40,20 @@ from transport.stream.frames import (
     Proof,
     Range,
     Refuse,
+    Terms,
     TruncatedFrame,
     UnknownKind,
     WrongVersion,
 )
 
 MAGIC = b"PDKV"
-VERSION = 1
+VERSION = 2
 _MAX_NAME = 256
 _MAX_REASON = 4096
-_MAX_FINGERPRINT = 256 << 10
+_MAX_MODEL = 128 << 10
+_MAX_LAYOUT = 4096
+_SESSION_BYTES = 16
+_BLOCK_NAME_BYTES = 16
 
 _PREAMBLE = struct.Struct("!4sBBIIII")
 PREAMBLE_BYTES = _PREAMBLE.size
@@ -58,8 +63,10 @@ T = TypeVar("T")
 
 # Small before the handshake; afterwards the longest are lists of ranges.
 _HEAD_CAPS = dict.fromkeys(Kind, 1 << 20) | {
+    Kind.OFFER: 4 << 20,  # sixteen bytes for each block of sixteen tokens
     Kind.HELLO: 1024,
     Kind.PROOF: 1024,
+    Kind.TERMS: 256 << 10,
     Kind.GOODBYE: 8192,
     Kind.DATA: 64 << 10,
     Kind.PING: 64,
@@ -140,6 +147,8 @@ def check_body(preamble: Preamble, body: Buffer) -> None:
 
 _U32 = struct.Struct("!I")
 _U64 = struct.Struct("!Q")
+_SESSION = struct.Struct(f"!{_SESSION_BYTES}s")
+_BLOCK = struct.Struct(f"!{_BLOCK_NAME_BYTES}s")
 _RUN = struct.Struct("!iI")
 _RANGE = struct.Struct("!H8sII")
 _DATA = struct.Struct("!H8sIIHHIBBI")
@@ -198,6 +207,10 @@ def _text(text: str, cap: int) -> bytes:
     return _raw(text.encode(), cap)
 
 
+def _sized(data: bytes, size: int) -> bytes:
+    return _checked(data, lambda d: len(d) == size)
+
+
 def _reason(text: str) -> bytes:
     return _raw(text.encode()[:_MAX_REASON].decode(errors="ignore").encode(), _MAX_REASON)
 
@@ -242,8 +255,10 @@ def _write_offer(frame: Offering) -> list[bytes]:
         _U32.pack(offer.start),
         _U32.pack(offer.stop),
         _U32.pack(offer.slices_per_token),
-        _text(offer.fingerprint, _MAX_FINGERPRINT),
         _text(offer.cache_salt, _MAX_NAME),
+        _U32.pack(frame.attempt),
+        _U32.pack(len(offer.blocks)),
+        *(_BLOCK.pack(_sized(name, _BLOCK_NAME_BYTES)) for name in offer.blocks),
     ]
 
 
@@ -252,23 +267,25 @@ def _read_offer(head: _Head) -> Offering:
     start, stop, slices = head.take(_U32)[0], head.take(_U32)[0], head.take(_U32)[0]
     _checked((start, stop), lambda r: r[0] <= r[1] <= MAX_TOKENS)
     _checked(slices, lambda n: 0 < n <= 1 << 16)
+    salt, attempt = head.text(_MAX_NAME), head.take(_U32)[0]
     return Offering(
         Offer(
             stream=stream,
             start=start,
             stop=stop,
             slices_per_token=slices,
-            fingerprint=head.text(_MAX_FINGERPRINT),
-            cache_salt=head.text(_MAX_NAME),
-        )
+            cache_salt=salt,
+            blocks=tuple(name for (name,) in head.table(_BLOCK)),
+        ),
+        attempt,
     )
 
 
 def _write_accept(frame: Accept) -> list[bytes]:
     return [
         _stream(frame.stream),
+        _U32.pack(frame.attempt),
         _U32.pack(frame.have),
-        _U64.pack(frame.window),
         _U32.pack(len(frame.received)),
         *(_range(*r) for r in frame.received),
     ]
@@ -278,7 +295,7 @@ def _read_accept(head: _Head) -> Accept:
     return Accept(
         head.stream(),
         head.take(_U32)[0],
-        head.take(_U64)[0],
+        head.take(_U32)[0],
         tuple(_read_range(*r) for r in head.table(_RANGE)),
     )
 
@@ -327,20 +344,30 @@ def _read_data(head: _Head) -> Data:
     return frame
 
 
-def _write_ack(frame: Ack) -> list[bytes]:
+def _write_keys(frame: Ack | Again) -> list[bytes]:
     return [_stream(frame.stream), _U32.pack(len(frame.keys)), *(_range(*k) for k in frame.keys)]
 
 
-def _read_ack(head: _Head) -> Ack:
-    return Ack(head.stream(), tuple(SliceKey(*_read_range(*entry)) for entry in head.table(_RANGE)))
+def _read_keys(head: _Head) -> tuple[StreamId, tuple[SliceKey, ...]]:
+    stream = head.stream()
+    return stream, tuple(SliceKey(*_read_range(*entry)) for entry in head.table(_RANGE))
 
 
 # type: (kind, writer, reader)
 _TABLE: dict[type, tuple[Kind, Callable[..., list[bytes]], Callable[[_Head], Frame]]] = {
     Hello: (
         Kind.HELLO,
-        lambda f: [_text(f.name, _MAX_NAME), _raw(f.nonce, 64)],
-        lambda h: Hello(h.text(_MAX_NAME), h.raw(64)),
+        lambda f: [
+            _text(f.name, _MAX_NAME),
+            _raw(f.nonce, 64),
+            _sized(f.session, _SESSION_BYTES),
+        ],
+        lambda h: Hello(h.text(_MAX_NAME), h.raw(64), h.take(_SESSION)[0]),
+    ),
+    Terms: (
+        Kind.TERMS,
+        lambda f: [_text(f.model, _MAX_MODEL), _text(f.layout, _MAX_LAYOUT), _U64.pack(f.window)],
+        lambda h: Terms(h.text(_MAX_MODEL), h.text(_MAX_LAYOUT), h.take(_U64)[0]),
     ),
     Proof: (Kind.PROOF, lambda f: [_raw(f.digest, 64)], lambda h: Proof(h.raw(64))),
     Goodbye: (
@@ -356,7 +383,8 @@ _TABLE: dict[type, tuple[Kind, Callable[..., list[bytes]], Callable[[_Head], Fra
         lambda h: Refuse(h.stream(), h.text(_MAX_REASON)),
     ),
     Data: (Kind.DATA, _write_data, _read_data),
-    Ack: (Kind.ACK, _write_ack, _read_ack),
+    Ack: (Kind.ACK, _write_keys, lambda h: Ack(*_read_keys(h))),
+    Again: (Kind.AGAIN, _write_keys, lambda h: Again(*_read_keys(h))),
     Finish: (Kind.FINISH, lambda f: [_stream(f.stream)], lambda h: Finish(h.stream())),
     Done: (Kind.DONE, lambda f: [_stream(f.stream)], lambda h: Done(h.stream())),
     Cancel: (

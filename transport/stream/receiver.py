@@ -1,13 +1,14 @@
-"""The receiving half of all KV streams of one server, without I/O."""
+"""The receiving end of all KV streams of one server, without I/O."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from transport.base import Offer, OfferRefused, Sink, SliceKey, StreamId, StreamStats
+from transport.base import OfferRefused, Sink, SliceKey, StreamId, StreamStats
 from transport.stream.frames import (
     Accept,
     Ack,
+    Again,
     Cancel,
     CorruptFrame,
     Data,
@@ -15,18 +16,19 @@ from transport.stream.frames import (
     Finish,
     Frame,
     Offering,
-    Range,
+    OverCredit,
+    Ping,
+    Pong,
     Refuse,
 )
-from transport.stream.ranges import Ranges
+from transport.stream.incoming import Conn, Incoming
 
 MAX_ENDED = 4096  # ended streams remembered, so that a late frame or offer is answered rightly
-WINDOW_BYTES = 16 << 20  # what one stream may have coded and unacknowledged
+WINDOW_BYTES = 64 << 20  # credit of one sender: 10 Gbps over a round trip of 50 ms
 RESUME_S = 15.0  # how long a stream without a connection waits to be offered again
 ASK_AGAIN_S = 0.02  # how often a sink that answered "not yet" is asked again
 _ACKS_PER_FRAME = 4096
-
-Conn = Hashable
+_MAX_SKIPPED = 4096
 
 
 class Verdict(StrEnum):
@@ -37,137 +39,191 @@ class Verdict(StrEnum):
 
 
 @dataclass(slots=True)
-class _Incoming:
-    offer: Offer
-    conn: Conn | None
-    have: int | None = None  # None: the sink has not answered yet
-    missing: int = 0  # tokens summed over layers and parts
-    received: dict[tuple[int, str], Ranges] = field(default_factory=dict)
-    pending: dict[SliceKey, Data] = field(default_factory=dict)  # read, not yet stored
-    acks: list[SliceKey] = field(default_factory=list)
-    answer_due: bool = False
-    give_up_at: float | None = None
-    bytes_raw: int = 0
-    bytes_wire: int = 0
-    first_at: float | None = None
+class _Line:
+    """One connection."""
 
-    @property
-    def ranges(self) -> tuple[Range, ...]:
-        return tuple(
-            (layer, part, start, stop)
-            for (layer, part), ranges in self.received.items()
-            for start, stop in ranges
-        )
+    session: bytes
+    out: list[Frame] = field(default_factory=list)
+    acks: dict[StreamId, list[SliceKey]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a connection brought that is not yet stored; it may outlive the connection."""
+
+    session: bytes
+    nbytes: int = 0
 
 
 class Receiver:
     """Frames in; out come calls to the sink and frames to `take` for each connection.
 
-    A piece whose head was admitted must come back once, by `put`, or by `dropped` when its body
-    was never read.
+    A piece whose head was admitted must come back once: by `put`, or by `dropped` when its body
+    was never read. A piece is acknowledged on the connection that brought it, so that an
+    acknowledgement that is lost belongs to a piece whose sender asks.
     """
 
     def __init__(self, sink: Sink, *, window_bytes: int, resume_s: float) -> None:
         self._sink = sink
-        self._window = window_bytes
+        self.window_bytes = window_bytes
         self._resume_s = resume_s
-        self._streams: dict[StreamId, _Incoming] = {}
+        self._streams: dict[StreamId, Incoming] = {}
         self._ended: dict[StreamId, str | None] = {}  # None: completed, else why it broke
-        self._out: dict[Conn, list[Frame]] = {}
+        self._lines: dict[Conn, _Line] = {}
+        self._held: dict[Conn, _Held] = {}
 
     @property
     def streams(self) -> tuple[StreamId, ...]:
         return tuple(self._streams)
 
-    def ready(self) -> list[Conn]:
-        """Connections for which `take` has something."""
-        acks = {s.conn: None for s in self._streams.values() if s.acks and s.conn is not None}
-        return list(acks | dict.fromkeys(self._out))
+    @property
+    def held_bytes(self) -> int:
+        """Coded bytes that were admitted and are not yet stored."""
+        return sum(held.nbytes for held in self._held.values())
+
+    def have(self, stream: StreamId) -> int:
+        """Leading tokens that were here before; of a piece, those are not to be put again."""
+        incoming = self._streams.get(stream)
+        return incoming.first if incoming is not None else 0
+
+    # ------------------------------------------------------------ connections
+
+    def connected(self, conn: Conn, session: bytes) -> None:
+        """A sender that has proved itself is there."""
+        self._lines[conn] = _Line(session)
+
+    def disconnected(self, conn: Conn, now: float) -> None:
+        """`conn` broke; streams whose sender has no other wait for a new offer."""
+        line = self._lines.pop(conn, None)
+        if line is None:
+            return
+        if conn in self._held and not self._held[conn].nbytes:
+            del self._held[conn]
+        alone = not any(other.session == line.session for other in self._lines.values())
+        for incoming in list(self._streams.values()):
+            if incoming.session != line.session:
+                continue
+            if incoming.asked is not None and incoming.asked[0] == conn:
+                incoming.asked = None
+            if alone:
+                incoming.give_up_at = now + self._resume_s
+            self._answer_if_settled(incoming)
 
     def serves(self, conn: Conn) -> bool:
-        """Whether some stream comes on `conn` now."""
-        return any(s.conn == conn for s in self._streams.values())
+        """Whether some stream may come on `conn` now."""
+        line = self._lines.get(conn)
+        return line is not None and any(s.session == line.session for s in self._streams.values())
+
+    def ready(self) -> list[Conn]:
+        """Connections for which `take` has something."""
+        return [conn for conn, line in self._lines.items() if line.out or line.acks]
 
     def take(self, conn: Conn) -> list[Frame]:
         """Everything to write on `conn` now; acknowledgements are batched by waiting here."""
+        line = self._lines.get(conn)
+        if line is None:
+            return []
         frames: list[Frame] = []
-        for stream, incoming in self._streams.items():
-            if incoming.conn == conn and incoming.acks:
-                keys, incoming.acks = incoming.acks, []
-                for at in range(0, len(keys), _ACKS_PER_FRAME):
-                    frames.append(Ack(stream, tuple(keys[at : at + _ACKS_PER_FRAME])))
-        return frames + self._out.pop(conn, [])
+        for stream, keys in line.acks.items():
+            for at in range(0, len(keys), _ACKS_PER_FRAME):
+                frames.append(Ack(stream, tuple(keys[at : at + _ACKS_PER_FRAME])))
+        frames += line.out
+        line.acks, line.out = {}, []
+        return frames
+
+    # ------------------------------------------------------------ what arrives
 
     def handle(self, conn: Conn, frame: Frame, now: float) -> None:
         """Take one frame without a body; kinds that are not a receiver's are ignored."""
         row = _ROWS.get(type(frame))
-        if row is not None:
+        if row is not None and conn in self._lines:
             row(self, conn, frame, now)
 
-    def admit(self, conn: Conn, data: Data, now: float) -> Verdict:
-        """Decide on a piece by its head, before its body is read."""
+    def admit(self, conn: Conn, data: Data, body_bytes: int, now: float) -> Verdict:
+        """Decide on a piece by its head, before its body is read.
+
+        Raises OverCredit when the sender has gone far beyond its credit. Twice is borne: what it
+        cancelled may still be on its way.
+        """
+        line = self._lines.get(conn)
+        if line is None:
+            return Verdict.SKIP
         incoming = self._streams.get(data.stream)
         if incoming is None:
             if self._ended.get(data.stream, "") is not None:
-                self._send(conn, Refuse(data.stream, self._why_unknown(data.stream)))
+                line.out.append(Refuse(data.stream, self._why_unknown(data.stream)))
             return Verdict.SKIP
         key = data.key
-        if incoming.conn != conn or incoming.have is None or key in incoming.pending:
-            return Verdict.SKIP  # from before a reconnect, or a repeat
-        wrong = self._foreign(incoming, data)
+        if incoming.session != line.session or key in incoming.pending:
+            return Verdict.SKIP  # from before a restart of the sender, or a repeat
+        wrong = incoming.foreign(key)
+        if wrong is None and len(incoming.skipped) > _MAX_SKIPPED:
+            wrong = "too much was sent before the offer was accepted"
         if wrong is not None:
             self._break(data.stream, wrong)
             return Verdict.SKIP
-        ranges = incoming.received.get((key.layer, key.part))
-        if ranges is not None and ranges.covers(key.start, key.stop):
-            incoming.acks.append(key)
+        if incoming.have is None:
+            incoming.skipped.add(key)
             return Verdict.SKIP
+        if incoming.has(key):
+            line.acks.setdefault(data.stream, []).append(key)
+            return Verdict.SKIP
+        self._hold(conn, line.session, body_bytes)
         if incoming.first_at is None:
             incoming.first_at = now
-        incoming.pending[key] = data
+        incoming.pending[key] = data, conn
         return Verdict.TAKE
 
-    def put(self, data: Data, body_bytes: int, error: BaseException | None, now: float) -> bool:
-        """Decoding and storing an admitted piece ended, with `error` or well.
+    def put(
+        self,
+        conn: Conn,
+        data: Data,
+        body_bytes: int,
+        error: BaseException | None,
+        now: float,
+    ) -> None:
+        """Checking, decoding and storing an admitted piece ended, with `error` or well.
 
-        False: the connection it came on is of no more use; the sender comes back and sends what
-        is missing.
+        A damaged piece is asked for again; no other error would go away by that.
         """
-        if isinstance(error, CorruptFrame):
-            self.dropped(data)
-            return False
+        self._free(conn, body_bytes)
+        incoming = self._unpend(data)
+        if incoming is None:
+            return
         if error is None:
-            self._stored(data, body_bytes, now)
+            incoming.store(data, body_bytes)
+            if conn in self._lines:
+                self._lines[conn].acks.setdefault(data.stream, []).append(data.key)
+            self._answer_if_settled(incoming)
+            self._complete_if_whole(incoming, now, conn)
+        elif isinstance(error, CorruptFrame):
+            if conn in self._lines:
+                self._lines[conn].out.append(Again(data.stream, (data.key,)))
+            self._answer_if_settled(incoming)
         else:
-            self._failed(data, f"{type(error).__name__}: {error}")
-        return True
+            self._break(data.stream, f"{type(error).__name__}: {error}")
 
-    def dropped(self, data: Data) -> None:
-        """The piece's body did not arrive, or not intact; it will come again."""
+    def dropped(self, conn: Conn, data: Data, body_bytes: int) -> None:
+        """The piece's body did not arrive; it will come again."""
+        self._free(conn, body_bytes)
         incoming = self._unpend(data)
         if incoming is not None:
             self._answer_if_settled(incoming)
-
-    def disconnected(self, conn: Conn, now: float) -> None:
-        """`conn` broke; its streams wait for a new offer."""
-        self._out.pop(conn, None)
-        for incoming in self._streams.values():
-            if incoming.conn == conn:
-                incoming.conn = None
-                incoming.give_up_at = now + self._resume_s
 
     def cancel(self, stream: StreamId, reason: str) -> None:
         """This side gives the stream up; the sink is not told, its owner asked for it."""
         incoming = self._streams.pop(stream, None)
         if stream not in self._ended:
             self._remember(stream, reason)
-        if incoming is not None and incoming.conn is not None:
-            self._send(incoming.conn, Cancel(stream, reason))
+        if incoming is not None:
+            self._tell(incoming, Cancel(stream, reason))
 
     def close(self, reason: str) -> None:
         """Break every stream."""
         for stream in self.streams:
             self._break(stream, reason)
+
+    # ------------------------------------------------------------ time
 
     def next_deadline(self) -> float | None:
         """When to call `expire`; None: nothing to wait for."""
@@ -191,31 +247,53 @@ class Receiver:
                 else:
                     self._break(stream, f"not resumed within {self._resume_s:g} s")
 
-    # ---------------------------------------------------------- what arrives
+    # ------------------------------------------------------------ rows
 
     def _offered(self, conn: Conn, frame: Offering, now: float) -> None:
-        offer = frame.offer
+        offer, line = frame.offer, self._lines[conn]
         stream = offer.stream
         if stream in self._ended:
             reason = self._ended[stream]
-            self._send(conn, Done(stream) if reason is None else Refuse(stream, reason))
+            line.out.append(Done(stream) if reason is None else Refuse(stream, reason))
             return
         incoming = self._streams.get(stream)
         if incoming is None:
-            incoming = _Incoming(offer, conn, give_up_at=now + self._resume_s)
+            incoming = Incoming(offer=offer, session=line.session, give_up_at=now + self._resume_s)
             self._streams[stream] = incoming
+        elif incoming.offer != offer:
+            line.out.append(Refuse(stream, "offered before with other terms"))
+            return
+        elif incoming.session == line.session and frame.attempt <= incoming.attempt:
+            return  # the same attempt on another connection
+        incoming.session, incoming.attempt = line.session, frame.attempt
+        incoming.asked = conn, frame.attempt
+        if incoming.have is None:
             self._ask(incoming, now)
-            return
-        if incoming.offer != offer:
-            self._send(conn, Refuse(stream, "offered before with other terms"))
-            return
-        incoming.conn = conn
-        if incoming.have is not None:
+        else:
             incoming.give_up_at = None
-            incoming.answer_due = True
             self._answer_if_settled(incoming)
 
-    def _ask(self, incoming: _Incoming, now: float) -> None:
+    def _finished(self, conn: Conn, frame: Finish, now: float) -> None:
+        stream, line = frame.stream, self._lines[conn]
+        incoming = self._streams.get(stream)
+        if incoming is not None:
+            self._break(stream, f"finished with {incoming.missing} slice tokens missing")
+        elif self._ended.get(stream, "") is None:
+            line.out.append(Done(stream))
+        else:
+            line.out.append(Refuse(stream, self._why_unknown(stream)))
+
+    def _cancelled(self, conn: Conn, frame: Cancel | Refuse, now: float) -> None:
+        incoming = self._streams.get(frame.stream)
+        if incoming is not None and incoming.session == self._lines[conn].session:
+            self._break(frame.stream, frame.reason, tell=False)
+
+    def _pinged(self, conn: Conn, frame: Ping, now: float) -> None:
+        self._lines[conn].out.append(Pong(frame.stamp))
+
+    # ------------------------------------------------------------ small steps
+
+    def _ask(self, incoming: Incoming, now: float) -> None:
         offer = incoming.offer
         try:
             have = self._sink.offered(offer)
@@ -225,78 +303,35 @@ class Receiver:
         if have is None:
             return
         incoming.have = have
-        incoming.give_up_at = None if incoming.conn is not None else now + self._resume_s
-        incoming.missing = max(0, offer.stop - max(offer.start, have)) * offer.slices_per_token
-        incoming.answer_due = True
+        incoming.give_up_at = None if self._reaches(incoming) else now + self._resume_s
+        incoming.missing = max(0, offer.stop - incoming.first) * offer.slices_per_token
         self._answer_if_settled(incoming)
-        self._complete_if_whole(incoming, now)
+        self._complete_if_whole(incoming, now, None)
 
-    def _finished(self, conn: Conn, frame: Finish, now: float) -> None:
-        stream = frame.stream
-        incoming = self._streams.get(stream)
-        if incoming is not None:
-            self._break(stream, f"finished with {incoming.missing} slice tokens missing")
-        elif self._ended.get(stream, "") is None:
-            self._send(conn, Done(stream))
-        else:
-            self._send(conn, Refuse(stream, self._why_unknown(stream)))
-
-    def _cancelled(self, conn: Conn, frame: Cancel | Refuse, now: float) -> None:
-        incoming = self._streams.get(frame.stream)
-        if incoming is not None and incoming.conn == conn:
-            self._break(frame.stream, frame.reason, tell=False)
-
-    # ---------------------------------------------------------- small steps
-
-    def _stored(self, data: Data, body_bytes: int, now: float) -> None:
-        incoming = self._unpend(data)
-        if incoming is None:
+    def _answer_if_settled(self, incoming: Incoming) -> None:
+        """Answer an offer once nothing that a broken connection brought is still being stored."""
+        if incoming.asked is None or incoming.have is None:
             return
-        key = data.key
-        ranges = incoming.received.setdefault((key.layer, key.part), Ranges())
-        incoming.missing -= ranges.add(key.start, key.stop)
-        incoming.bytes_raw += data.raw_bytes
-        incoming.bytes_wire += body_bytes
-        incoming.acks.append(key)
-        self._answer_if_settled(incoming)
-        self._complete_if_whole(incoming, now)
-
-    def _failed(self, data: Data, reason: str) -> None:
-        """No repeat would help."""
-        if self._unpend(data) is not None:
-            self._break(data.stream, reason)
-
-    def _foreign(self, incoming: _Incoming, data: Data) -> str | None:
-        """Why a piece cannot belong to its stream; None: it can."""
-        key, offer = data.key, incoming.offer
-        if key.start < offer.start or key.stop > offer.stop:
-            return f"tokens {key.start}-{key.stop} outside {offer.start}-{offer.stop}"
-        owners = incoming.received.keys() | {(k.layer, k.part) for k in incoming.pending}
-        if (key.layer, key.part) not in owners and len(owners) >= offer.slices_per_token:
-            return f"more than {offer.slices_per_token} slices per token"
-        return None
-
-    def _answer_if_settled(self, incoming: _Incoming) -> None:
-        """Answer an offer once nothing read earlier is still on its way to the sink."""
-        if not incoming.answer_due or incoming.pending:
+        conn, attempt = incoming.asked
+        if any(brought not in self._lines for _, brought in incoming.pending.values()):
             return
-        if incoming.conn is None or incoming.have is None:
-            return
-        incoming.answer_due = False
-        incoming.acks.clear()  # the answer names the ranges
-        self._send(
-            incoming.conn,
-            Accept(incoming.offer.stream, incoming.have, self._window, incoming.ranges),
-        )
+        incoming.asked = None
+        stream, line = incoming.offer.stream, self._lines[conn]
+        line.out.append(Accept(stream, attempt, incoming.have, incoming.ranges))
+        if incoming.skipped:
+            line.out.append(Again(stream, tuple(sorted(incoming.skipped))))
+            incoming.skipped.clear()
 
-    def _complete_if_whole(self, incoming: _Incoming, now: float) -> None:
+    def _complete_if_whole(self, incoming: Incoming, now: float, conn: Conn | None) -> None:
         if incoming.missing > 0:
             return
         stream = incoming.offer.stream
         del self._streams[stream]
         self._remember(stream, None)
-        if incoming.conn is not None:
-            self._send(incoming.conn, Done(stream))
+        if conn in self._lines:
+            self._lines[conn].out.append(Done(stream))
+        else:
+            self._tell(incoming, Done(stream))
         started = now if incoming.first_at is None else incoming.first_at
         stats = StreamStats(
             bytes_raw=incoming.bytes_raw,
@@ -305,24 +340,46 @@ class Receiver:
         )
         self._sink.completed(stream, stats)
 
-    def _end_unasked(self, incoming: _Incoming, reason: str) -> None:
+    def _end_unasked(self, incoming: Incoming, reason: str) -> None:
         """Refuse an offer that the sink never took: it is not told, and may be offered again."""
         stream = incoming.offer.stream
         del self._streams[stream]
-        if incoming.conn is not None:
-            self._send(incoming.conn, Refuse(stream, reason))
+        self._tell(incoming, Refuse(stream, reason))
 
     def _break(self, stream: StreamId, reason: str, *, tell: bool = True) -> None:
         incoming = self._streams.pop(stream)
         self._remember(stream, reason)
-        if tell and incoming.conn is not None:
-            self._send(incoming.conn, Cancel(stream, reason))
+        if tell:
+            self._tell(incoming, Cancel(stream, reason))
         if incoming.have is not None:
             self._sink.broken(stream, reason)
 
-    def _unpend(self, data: Data) -> _Incoming | None:
+    def _reaches(self, incoming: Incoming) -> bool:
+        return any(line.session == incoming.session for line in self._lines.values())
+
+    def _tell(self, incoming: Incoming, frame: Frame) -> None:
+        """On the first connection of its sender's, if there is one."""
+        for line in self._lines.values():
+            if line.session == incoming.session:
+                line.out.append(frame)
+                return
+
+    def _hold(self, conn: Conn, session: bytes, nbytes: int) -> None:
+        held = [h for h in self._held.values() if h.session == session]
+        total = sum(h.nbytes for h in held) + nbytes
+        if total > 2 * self.window_bytes:
+            raise OverCredit(f"{total} bytes were sent on a credit of {self.window_bytes}")
+        self._held.setdefault(conn, _Held(session)).nbytes += nbytes
+
+    def _free(self, conn: Conn, nbytes: int) -> None:
+        held = self._held[conn]
+        held.nbytes -= nbytes
+        if held.nbytes <= 0 and conn not in self._lines:
+            del self._held[conn]
+
+    def _unpend(self, data: Data) -> Incoming | None:
         incoming = self._streams.get(data.stream)
-        if incoming is None or incoming.pending.get(data.key) is not data:
+        if incoming is None or incoming.pending.get(data.key, (None,))[0] is not data:
             return None
         del incoming.pending[data.key]
         return incoming
@@ -335,13 +392,11 @@ class Receiver:
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    def _send(self, conn: Conn, frame: Frame) -> None:
-        self._out.setdefault(conn, []).append(frame)
-
 
 _ROWS: dict[type, Callable[..., None]] = {
     Offering: Receiver._offered,
     Finish: Receiver._finished,
     Cancel: Receiver._cancelled,
     Refuse: Receiver._cancelled,
+    Ping: Receiver._pinged,
 }

@@ -1,268 +1,448 @@
-"""The sending half of one KV stream, without I/O: frames in, frames out, `now` as an argument."""
+"""The sending end of all KV streams to one peer, without I/O.
+
+Frames in, frames out, `now` as an argument. Pieces of all streams are striped over the
+connections: whichever can write takes the next piece of the stream that ranks first.
+"""
 
 from collections import deque
-from collections.abc import Callable
-from enum import StrEnum
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from transport.base import Offer, SliceKey
+from transport.base import LinkEstimate, Offer, SliceKey, StreamId
+from transport.stream.dial import Dials
 from transport.stream.frames import (
     Accept,
     Ack,
+    Again,
     Cancel,
     Data,
     Done,
     Finish,
     Frame,
     Offering,
+    Ping,
+    Pong,
     Refuse,
 )
+from transport.stream.outgoing import Conn, Flight, Outgoing, Owner, Phase
+from transport.stream.pace import DeliveryRate, RoundTrip
 from transport.stream.ranges import Ranges
+from transport.stream.schedule import ageing_bytes_per_s, rank
 
-MAX_BREAKS = 5  # broken connections in a row without one acknowledgement in between
-STALL_S = 60.0  # everything written, nothing acknowledged, connection alive
+MAX_BREAKS = 5  # broken connections in a row, for each there may be, without an acknowledgement
+STALL_S = 60.0  # something written, nothing acknowledged, connections alive
 RESUME_S = 10.0  # how long a sender looks for a connection on which its stream is accepted
+SILENCE_S = 20.0  # a connection on which nothing was heard for so long is dead
+PING_EVERY_S = 5.0
+# Coded and not yet written: enough to keep the line busy while more is coded, for one stream and
+# for all. Above it only the stream that ranks first goes on.
+STREAM_AHEAD_BYTES = 4 << 20
+AHEAD_BYTES = 16 << 20
 CANCELLED = "cancelled by the sender"
-_REDIAL_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class StreamBroken(Exception):
     """The stream will not complete; the text says why."""
 
 
-class Phase(StrEnum):
-    """`OFFERED` has a connection and waits for the receiver's answer, `WAITING` has none."""
+@dataclass(slots=True)
+class _Line:
+    """One connection."""
 
-    WAITING = "waiting"
-    OFFERED = "offered"
-    OPEN = "open"
-    DONE = "done"
-    BROKEN = "broken"
-
-
-def redial_s(tries: int) -> float:
-    """How long to wait before dialling again, after that many attempts that came to nothing."""
-    return _REDIAL_S[min(tries, len(_REDIAL_S) - 1)]
+    heard_at: float
+    ping_at: float
+    control: deque[Frame] = field(default_factory=deque)
+    cancelled: list[Cancel] = field(default_factory=list)  # written here, since the last pong
 
 
 class Sender:
     """Holds every unacknowledged piece, so that a broken connection loses nothing.
 
-    The driver calls `connected` and `disconnected`, hands over what arrives with `handle`, and
-    pulls pieces with `next_data` when it can write. It calls `expire` at `next_deadline()`.
+    The driver dials as often as `dials.due` says, tells of every connection (`connected`,
+    `disconnected`) and of what arrives (`handle`). When one can write it takes `control(conn)`
+    first and then `next_data(conn, now)`. It calls `expire` at `next_deadline()`, and closes the
+    connections that `silent` names. After each event `changed()` tells which streams moved.
     """
 
-    def __init__(self, offer: Offer, now: float, *, resume_s: float) -> None:
-        self.offer = offer
-        self.phase = Phase.WAITING
-        self.have: int | None = None  # leading tokens the receiver had; None: not yet accepted
-        self.reason: str | None = None
-        self.unacked_bytes = 0
+    def __init__(self, *, connections: int, resume_s: float) -> None:
+        self.streams: dict[StreamId, Outgoing] = {}
+        self.dials = Dials(connections)
         self._resume_s = resume_s
-        self._give_up_at: float | None = now + resume_s
-        self._stall_at: float | None = None
+        self._lines: dict[Conn, _Line] = {}
         self._window = 0
-        self._unacked: dict[SliceKey, Data] = {}
-        self._queue: deque[SliceKey] = deque()
-        self._acked: dict[tuple[int, str], Ranges] = {}
-        self._breaks = 0
+        self._flying_bytes = 0
+        self._opened = 0
+        self._changed: dict[StreamId, None] = {}
+        self._goodput = DeliveryRate()
+        self._round_trip = RoundTrip()
         self._last_break = ""
-        self._finishing = False
 
-    @property
-    def ended(self) -> bool:
-        return self.phase in (Phase.DONE, Phase.BROKEN)
+    # ------------------------------------------------------------ streams
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another piece fits the receiver's window."""
-        return self.have is not None and self.unacked_bytes < self._window
+    def open(
+        self,
+        offer: Offer,
+        now: float,
+        *,
+        token_bytes: int,
+        weight: float = 1.0,
+        early: bool = False,
+    ) -> Outgoing:
+        """Offer a stream; `token_bytes` is the raw KV of one token over all layers and parts.
 
-    @property
-    def has_data(self) -> bool:
-        """Whether `next_data` would give a piece."""
-        return self.phase is Phase.OPEN and bool(self._queue)
+        With `early` pieces may be pushed and sent before the receiver has answered: a round trip
+        is saved, and wasted if it turns out to have them. Raises ValueError when it is open.
+        """
+        if offer.stream in self.streams:
+            raise ValueError(f"{offer.stream} is being sent already")
+        if not self.streams:  # nobody listened for silence while nothing was under way
+            for line in self._lines.values():
+                line.heard_at, line.ping_at = now, now + PING_EVERY_S
+        out = Outgoing(
+            offer=offer,
+            order=self._opened,
+            opened_at=now,
+            token_bytes=token_bytes,
+            weight=weight,
+            early=early,
+        )
+        self._opened += 1
+        self.streams[offer.stream] = out
+        self._ask(out, now)
+        self.dials.want(now)
+        return out
 
-    def connected(self) -> list[Frame]:
-        """A connection is up: offer, or offer again."""
-        if self.ended:
-            return []
-        self.phase = Phase.OFFERED
-        return [Offering(self.offer)]
-
-    def disconnected(self, reason: str, now: float) -> None:
-        """The connection broke, or none came about; what is unacknowledged may be lost."""
-        self._last_break = reason
-        if self.phase not in (Phase.OFFERED, Phase.OPEN):
-            return
-        self.phase = Phase.WAITING
-        self._breaks += 1
-        self._stall_at = None
-        if self._give_up_at is None:
-            self._give_up_at = now + self._resume_s
-        if self._breaks > MAX_BREAKS:
-            self.fail(f"connection broken {self._breaks} times without progress: {reason}")
-
-    def handle(self, frame: Frame, now: float) -> list[Frame]:
-        """Take one frame of this stream; returns what to send at once."""
-        row = _ROWS.get(type(frame))
-        if row is None or self.ended:
-            return []
-        return row(self, frame, now)
+    def has_room(self, out: Outgoing, now: float) -> bool:
+        """Whether another piece of the stream should be coded now."""
+        if out.ended or (out.have is None and not out.early):
+            return False
+        if out.queued_bytes >= STREAM_AHEAD_BYTES:
+            return False
+        queued = sum(other.queued_bytes for other in self.streams.values())
+        if queued < AHEAD_BYTES:
+            return True
+        return not out.queue and out is self._first(
+            (other for other in self.streams.values() if not other.queue), now
+        )
 
     def push(self, data: Data) -> None:
-        """Queue one coded piece. Raises StreamBroken."""
-        if self.phase is Phase.BROKEN:
-            raise StreamBroken(self.reason)
-        # Done before finish: the receiver has all it was offered, so this is a repeat.
-        if self.phase is Phase.DONE or data.key in self._unacked:
+        """Queue one coded piece; one that the receiver has, or of an ended stream, is dropped."""
+        out = self.streams.get(data.stream)
+        if out is None or data.key in out.unacked or out.covered(data.key):
             return
-        self._unacked[data.key] = data
-        self._queue.append(data.key)
-        self.unacked_bytes += len(data.body)
+        out.unacked[data.key] = data
+        out.enqueue(data.key)
 
-    def next_data(self, now: float) -> Data | None:
-        """The next piece to write; it stays here until it is acknowledged."""
-        if not self.has_data:
+    def finish(self, out: Outgoing, now: float) -> None:
+        """Nothing more will be pushed; `phase` becomes DONE when the receiver says so."""
+        out.finishing = True
+        self._finish_if_acked(out, now)
+
+    def cancel(self, out: Outgoing, reason: str) -> None:
+        """Give up; the receiver is told."""
+        if not out.ended:
+            self._end(out, Phase.BROKEN, reason)
+            if out.attempt:
+                self._tell_cancelled(Cancel(out.stream, reason))
+
+    def fail_all(self, reason: str) -> None:
+        """No connection will do."""
+        for out in list(self.streams.values()):
+            self._end(out, Phase.BROKEN, reason)
+
+    def changed(self) -> list[StreamId]:
+        """Streams whose state moved since this was asked last, ended ones among them."""
+        moved, self._changed = list(self._changed), {}
+        return moved
+
+    def estimate(self, loss: float | None) -> LinkEstimate:
+        """What is known of the path; `loss` is what the sockets say."""
+        return LinkEstimate(
+            goodput_bytes_per_s=self._goodput.bytes_per_s,
+            rtt_s=self._round_trip.rtt_s,
+            loss=loss,
+            queue_bytes=self._flying_bytes + sum(o.queued_bytes for o in self.streams.values()),
+        )
+
+    # ------------------------------------------------------------ connections
+
+    @property
+    def connections(self) -> list[Conn]:
+        return list(self._lines)
+
+    def connected(self, conn: Conn, window: int, rtt_s: float | None, now: float) -> None:
+        """A connection is up; `window` is the credit in the receiver's terms."""
+        self._lines[conn] = _Line(heard_at=now, ping_at=now + PING_EVERY_S)
+        self._window = window
+        self.dials.up(now)
+        if rtt_s is not None:
+            self._round_trip.add(rtt_s)
+        for out in self.streams.values():
+            if not out.awaiting:
+                continue
+            if not out.asked_on:
+                self._ask(out, now)
+            elif out.early and out.have is None:
+                self._post_offer(out, conn)
+
+    def disconnected(self, conn: Conn, reason: str, now: float) -> None:
+        """A connection broke; what flew on it may be lost."""
+        line = self._lines.pop(conn, None)
+        if line is None:
+            return
+        self.dials.down(now, again=bool(self.streams))
+        for out in list(self.streams.values()):
+            lost = [key for key, flight in out.flying.items() if flight.conn == conn]
+            for key in lost:
+                self._land(out, key)
+            self._goodput.lost(len(lost))
+            out.uncertain.update(lost)
+            asked = conn in out.asked_on
+            out.asked_on.discard(conn)
+            unanswered = out.awaiting and not out.asked_on
+            if lost or asked or out.finish_sent or not self._lines:
+                out.finish_sent = False
+                out.breaks += 1
+                self._watch(out, now)
+                if out.breaks > MAX_BREAKS * self.dials.connections:
+                    what = f"connection broken {out.breaks} times without progress"
+                    self.cancel(out, f"{what}: {reason}")
+                elif unanswered or not out.awaiting:
+                    self._ask(out, now)
+        for cancel in line.cancelled:
+            self._tell_cancelled(cancel)
+        self._last_break = reason
+
+    def undialled(self, reason: str, now: float) -> None:
+        """A connection did not come about."""
+        self._last_break = reason
+        self.dials.failed(now, again=bool(self.streams))
+
+    def handle(self, conn: Conn, frame: Frame, now: float) -> None:
+        """Take one frame; kinds that are not a sender's are ignored."""
+        line = self._lines.get(conn)
+        if line is None:
+            return
+        line.heard_at = now
+        if isinstance(frame, Pong):
+            self._round_trip.add(now - frame.stamp / 1e9)
+            line.cancelled.clear()
+        elif isinstance(frame, Accept | Refuse | Cancel | Ack | Again | Done):
+            out = self.streams.get(frame.stream)
+            if out is not None:
+                _ROWS[type(frame)](self, out, frame, now)
+                self._changed[out.stream] = None
+
+    def control(self, conn: Conn) -> list[Frame]:
+        """What to write on `conn` before any piece."""
+        line = self._lines.get(conn)
+        if line is None:
+            return []
+        frames = list(line.control)
+        line.control.clear()
+        return frames
+
+    def has_data(self, conn: Conn) -> bool:
+        """Whether `next_data` would give a piece."""
+        return self._next(conn, 0.0) is not None
+
+    def next_data(self, conn: Conn, now: float) -> Data | None:
+        """The piece to write on `conn`; it stays here until it is acknowledged."""
+        out = self._next(conn, now)
+        if out is None:
             return None
-        data = self._unacked[self._queue.popleft()]
-        self._stall_at = None if self._queue else now + STALL_S
+        data = out.take()
+        key = data.key
+        starved = not any(other.queue for other in self.streams.values())
+        out.flying[key] = Flight(conn, self._goodput.sent(now, starved=starved))
+        self._flying_bytes += len(data.body)
+        out.sent_bytes += len(data.body)
+        if key in out.written:
+            out.resent_bytes += len(data.body)
+        else:
+            out.written.add(key)
+            out.sent_raw += data.raw_bytes
+        self._watch(out, now)
+        self._changed[out.stream] = None
         return data
 
-    def finish(self, now: float) -> list[Frame]:
-        """Nothing more will be pushed; `phase` becomes DONE when the receiver says so."""
-        self._finishing = True
-        return self._finish_if_acked(now)
-
-    def cancel(self, reason: str) -> list[Frame]:
-        """Give up; returns what tells the receiver."""
-        if self.ended:
-            return []
-        told = self.phase in (Phase.OFFERED, Phase.OPEN)
-        self.fail(reason)
-        return [Cancel(self.offer.stream, reason)] if told else []
-
-    def fail(self, reason: str) -> None:
-        """The stream is broken; its memory goes at once."""
-        if not self.ended:
-            self.reason = reason
-            self._end(Phase.BROKEN)
+    # ------------------------------------------------------------ time
 
     def next_deadline(self) -> float | None:
         """When to call `expire`; None: nothing to wait for."""
-        if self.ended:
-            return None
-        return min((t for t in (self._give_up_at, self._stall_at) if t is not None), default=None)
+        times = [self.dials.next_deadline()]
+        for out in self.streams.values():
+            times += [out.give_up_at, out.stall_at]
+        if self.streams:
+            for line in self._lines.values():
+                times += [line.ping_at, line.heard_at + SILENCE_S]
+        return min((t for t in times if t is not None), default=None)
 
-    def expire(self, now: float) -> list[Frame]:
-        """Give up if a deadline has passed."""
-        deadline = self.next_deadline()
-        if deadline is None or now < deadline:
+    def expire(self, now: float) -> None:
+        """Do what is due."""
+        for out in list(self.streams.values()):
+            if out.stall_at is not None and now >= out.stall_at:
+                self.cancel(out, f"nothing acknowledged in {STALL_S:g} s")
+            elif out.give_up_at is not None and now >= out.give_up_at:
+                why = f": {self._last_break}" if self._last_break else ""
+                self.cancel(out, f"not accepted within {self._resume_s:g} s{why}")
+        if self.streams:
+            for line in self._lines.values():
+                if now >= line.ping_at:
+                    line.ping_at = now + PING_EVERY_S
+                    line.control.append(Ping(int(now * 1e9)))
+
+    def silent(self, now: float) -> list[Conn]:
+        """Connections to close: something is under way and nothing was heard for long."""
+        if not self.streams:
             return []
-        if deadline == self._stall_at:
-            return self.cancel(f"nothing acknowledged in {STALL_S:g} s")
-        why = f": {self._last_break}" if self._last_break else ""
-        return self.cancel(f"not accepted within {self._resume_s:g} s{why}")
+        return [c for c, line in self._lines.items() if now >= line.heard_at + SILENCE_S]
 
-    # ---------------------------------------------------------- what arrives
+    # ------------------------------------------------------------ what arrives
 
-    def _accepted(self, frame: Accept, now: float) -> list[Frame]:
-        if self.phase is not Phase.OFFERED:
-            return []
-        received: dict[tuple[int, str], Ranges] = {}
+    def _accepted(self, out: Outgoing, frame: Accept, now: float) -> None:
+        if not out.awaiting or frame.attempt != out.attempt:
+            return
+        received: dict[Owner, Ranges] = {}
         for layer, part, start, stop in frame.received:
             received.setdefault((layer, part), Ranges()).add(start, stop)
         none = Ranges()
-        for owner, ranges in self._acked.items():
-            there = received.get(owner, none)
-            if not all(there.covers(a, b) for a, b in ranges):
-                return self.cancel("the receiver has lost what it had acknowledged")
-        self.phase = Phase.OPEN
-        self.have = frame.have if self.have is None else self.have
-        self._window = frame.window
-        self._give_up_at = None
-        for key in list(self._unacked):
+        if not all(received.get(o, none).covers(a, b) for o, a, b in out.promised):
+            self.cancel(out, "the receiver has lost what it had acknowledged")
+            return
+        out.awaiting, out.give_up_at = False, None
+        out.asked_on.clear()
+        if out.have is None:
+            out.have, out.phase = frame.have, Phase.OPEN
+            for key in [k for k in out.unacked if out.covered(k)]:
+                self._settle(out, key, now)
+        for key in list(out.unacked):
             if received.get((key.layer, key.part), none).covers(key.start, key.stop):
-                self._settle(key)
-        self._queue = deque(self._unacked)
-        return self._finish_if_acked(now)
+                self._settle(out, key, now)
+        for key in sorted(out.uncertain, key=lambda k: (k.start, k.layer, k.part), reverse=True):
+            out.enqueue(key, first=True)
+        out.uncertain.clear()
+        self._finish_if_acked(out, now)
 
-    def _refused(self, frame: Refuse | Cancel, now: float) -> list[Frame]:
-        self.fail(frame.reason)
-        return []
+    def _refused(self, out: Outgoing, frame: Refuse | Cancel, now: float) -> None:
+        self._end(out, Phase.BROKEN, frame.reason)
 
-    def _acknowledged(self, frame: Ack, now: float) -> list[Frame]:
+    def _acknowledged(self, out: Outgoing, frame: Ack, now: float) -> None:
         for key in frame.keys:
-            self._settle(key)
-        self._breaks = 0
-        self._stall_at = now + STALL_S if self._unacked and not self._queue else None
-        return self._finish_if_acked(now)
+            self._settle(out, key, now)
+        out.breaks = 0
+        self._watch(out, now)
+        self._finish_if_acked(out, now)
 
-    def _completed(self, frame: Done, now: float) -> list[Frame]:
-        self._end(Phase.DONE)
-        return []
+    def _again(self, out: Outgoing, frame: Again, now: float) -> None:
+        for key in frame.keys:
+            if key in out.flying:
+                self._land(out, key)
+                self._goodput.lost(1)
+                out.enqueue(key, first=True)
+        self._watch(out, now)
 
-    def _settle(self, key: SliceKey) -> None:
-        data = self._unacked.pop(key, None)
-        if data is not None:
-            self.unacked_bytes -= len(data.body)
-            self._acked.setdefault((key.layer, key.part), Ranges()).add(key.start, key.stop)
+    def _completed(self, out: Outgoing, frame: Done, now: float) -> None:
+        for key in list(out.unacked):
+            self._settle(out, key, now)
+        self._end(out, Phase.DONE, None)
 
-    def _finish_if_acked(self, now: float) -> list[Frame]:
-        if self._finishing and self.phase is Phase.OPEN and not self._unacked:
-            self._stall_at = now + STALL_S
-            return [Finish(self.offer.stream)]
-        return []
+    # ------------------------------------------------------------ small steps
 
-    def _end(self, phase: Phase) -> None:
-        self.phase = phase
-        self._unacked.clear()
-        self._queue.clear()
-        self.unacked_bytes = 0
+    def _next(self, conn: Conn, now: float) -> Outgoing | None:
+        if conn not in self._lines:
+            return None
+        out = self._first((o for o in self.streams.values() if o.may_fly_on(conn)), now)
+        if out is None:
+            return None
+        nbytes = len(out.unacked[out.queue[0]].body)
+        if self._flying_bytes and self._flying_bytes + nbytes > self._window:
+            return None
+        return out
+
+    def _first(self, streams: Iterable[Outgoing], now: float) -> Outgoing | None:
+        """The one that ranks first; of equal ones, what was opened first."""
+        ageing = ageing_bytes_per_s(self._goodput.bytes_per_s)
+        return min(
+            streams,
+            key=lambda o: (
+                rank(o.remaining_bytes, now - o.opened_at, o.weight, ageing),
+                o.order,
+            ),
+            default=None,
+        )
+
+    def _ask(self, out: Outgoing, now: float) -> None:
+        """Offer, or offer again."""
+        out.awaiting = True
+        out.asked_on.clear()
+        out.promised = [(o, a, b) for o, ranges in out.acked.items() for a, b in ranges]
+        if out.give_up_at is None:
+            out.give_up_at = now + self._resume_s
+        if not self._lines:
+            return
+        out.attempt += 1
+        everywhere = out.early and out.have is None
+        first = min(self._lines, key=lambda conn: len(self._lines[conn].control))
+        for conn in list(self._lines) if everywhere else [first]:
+            self._post_offer(out, conn)
+
+    def _post_offer(self, out: Outgoing, conn: Conn) -> None:
+        out.asked_on.add(conn)
+        self._lines[conn].control.append(Offering(out.offer, out.attempt))
+
+    def _post(self, frame: Frame) -> Conn | None:
+        """Write a frame on the first connection; None: there is none."""
+        for conn, line in self._lines.items():
+            line.control.append(frame)
+            return conn
+        return None
+
+    def _tell_cancelled(self, cancel: Cancel) -> None:
+        conn = self._post(cancel)
+        if conn is not None:
+            self._lines[conn].cancelled.append(cancel)
+
+    def _settle(self, out: Outgoing, key: SliceKey, now: float) -> None:
+        flight = out.flying.get(key)
+        if flight is not None:
+            self._land(out, key)
+        data = out.settle(key)
+        if data is not None and flight is not None:
+            self._goodput.acked(flight.sent, len(data.body), now)
+
+    def _land(self, out: Outgoing, key: SliceKey) -> None:
+        del out.flying[key]
+        self._flying_bytes -= len(out.unacked[key].body)
+
+    def _finish_if_acked(self, out: Outgoing, now: float) -> None:
+        ready = out.finishing and out.phase is Phase.OPEN and not out.awaiting
+        if ready and not out.unacked and not out.finish_sent:
+            out.finish_sent = self._post(Finish(out.stream)) is not None
+            self._watch(out, now)
+
+    def _watch(self, out: Outgoing, now: float) -> None:
+        waiting = bool(out.flying) or out.finish_sent
+        out.stall_at = now + STALL_S if waiting else None
+
+    def _end(self, out: Outgoing, phase: Phase, reason: str | None) -> None:
+        if out.ended:
+            return
+        for key in list(out.flying):
+            self._land(out, key)
+            self._goodput.lost(1)
+        out.phase, out.reason = phase, reason
+        out.give_up_at = out.stall_at = None
+        out.clear()
+        self.streams.pop(out.stream, None)
+        self._changed[out.stream] = None
 
 
-_ROWS: dict[type, Callable[..., list[Frame]]] = {
+_ROWS: dict[type, Callable[..., None]] = {
     Accept: Sender._accepted,
     Refuse: Sender._refused,
     Cancel: Sender._refused,
     Ack: Sender._acknowledged,
+    Again: Sender._again,
     Done: Sender._completed,
 }
-
-
-class Sending(Protocol):
-    """A stream as whoever writes it has it."""
-
-    machine: Sender
-
-
-S = TypeVar("S", bound=Sending)
-
-
-class Turns(Generic[S]):
-    """The streams on one connection: round robin, one piece each."""
-
-    def __init__(self) -> None:
-        self._order: deque[S] = deque()
-
-    def add(self, stream: S) -> None:
-        self._order.append(stream)
-
-    def remove(self, stream: S) -> None:
-        """Raises ValueError when it was not added."""
-        self._order.remove(stream)
-
-    @property
-    def has_data(self) -> bool:
-        """Whether some stream has a piece to write."""
-        return any(stream.machine.has_data for stream in self._order)
-
-    def next_data(self, take: Callable[[S], Data | None]) -> Data | None:
-        """The next piece of the first stream in turn from which `take` gets one."""
-        for _ in range(len(self._order)):
-            stream = self._order[0]
-            self._order.rotate(-1)
-            data = take(stream)
-            if data is not None:
-                return data
-        return None

@@ -1,6 +1,8 @@
-"""The sending end of KV streams over TCP: warm connections per peer around `Sender`."""
+"""The sending end of KV streams over TCP: coding in threads, and a handle for each stream."""
 
 import asyncio
+import os
+import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -8,79 +10,87 @@ from time import monotonic
 
 from transport.base import LinkEstimate, Offer, Slice, SliceKey, StreamId
 from transport.codecs.table import CODECS, encode_slice
-from transport.stream.frames import (
-    Ack,
-    Data,
-    Done,
-    Frame,
-    FrameError,
-    Offering,
-)
+from transport.stream.frames import Data, Frame, FrameError, Offering, Terms
 from transport.stream.framing import encode
-from transport.stream.pace import Sent
-from transport.stream.sender import CANCELLED, RESUME_S, Phase, Sender, StreamBroken
-from transport.tcp.channel import Channel, Peer
+from transport.stream.outgoing import Phase
+from transport.stream.sender import CANCELLED, RESUME_S, StreamBroken
+from transport.tcp.peer import Identity, Peer, Route
 
+CONNECTIONS = 4
 _MAX_PIECE_TOKENS = 4096  # each may have a position of its own in the frame's head
-_THREADS = 2
+_THREADS = max(2, min(4, os.cpu_count() or 1))
 
 
 class KVClient:
-    """Sends streams to any number of peers; streams to one peer share its few connections."""
+    """Sends streams to any number of peers; streams to one peer share its warm connections.
+
+    `model` is the fingerprint's canonical text, and must be the receivers'; `layout` they are
+    told.
+    """
 
     def __init__(
-        self, *, name: str, secret: str, connections: int = 2, resume_s: float = RESUME_S
+        self,
+        *,
+        name: str,
+        secret: str,
+        model: str,
+        layout: str,
+        tls: ssl.SSLContext | None = None,
+        connections: int = CONNECTIONS,
+        resume_s: float = RESUME_S,
     ) -> None:
-        self._name = name
-        self._secret = secret.encode()
-        self.resume_s = resume_s
-        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv-encode")
+        terms = Terms(model, layout, 0)  # a sender takes no pieces, so it gives no credit
+        self._identity = Identity(name=name, secret=secret.encode(), terms=terms, tls=tls)
         self._connections = connections
+        self._resume_s = resume_s
         self._peers: dict[str, Peer] = {}
         self._closed = False
+        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv-encode")
+        self._streams: dict[StreamId, KVStream] = {}
 
     async def open(
         self,
-        address: str,
+        route: Route,
         offer: Offer,
         codec: str,
         *,
-        link_rate_bytes_per_s: float | None = None,
-    ) -> "Outgoing":
-        """Offer a stream to the server at "host:port" and wait until it is accepted.
+        token_bytes: int,
+        weight: float = 1.0,
+        early: bool = False,
+    ) -> "KVStream":
+        """Offer a stream; wait until it is accepted, but not with `early`.
 
-        With `link_rate_bytes_per_s` all streams to `address` together stay just below it.
-        Raises StreamBroken with the receiver's reason, and ValueError for an unknown codec, an
-        offer that fits no frame, or a stream that is open already.
+        `token_bytes` is the raw KV of one token over all layers and parts. With `early` pieces
+        go out behind the offer: a round trip less, wasted if the receiver has them. Raises
+        StreamBroken with the receiver's reason, and ValueError for an unknown codec, an offer
+        that fits no frame, or a stream that is open already.
         """
         if codec not in CODECS:
             raise ValueError(f"codec {codec!r}: known are {', '.join(CODECS)}")
-        _check(Offering(offer))
+        _check(Offering(offer, 0))
         if self._closed:
             raise StreamBroken("the sender is closed")
-        if address not in self._peers:
-            self._peers[address] = Peer(address, self._name, self._secret, self._connections)
-        peer = self._peers[address]
-        if link_rate_bytes_per_s is not None:
-            peer.pace(link_rate_bytes_per_s)
-        outgoing = Outgoing(self, peer.channel_for(offer.stream), offer, codec)
-        try:
-            await outgoing.accepted()
-        except asyncio.CancelledError:
-            outgoing.cancel("the sender gave up")
-            raise
-        return outgoing
-
-    def estimate(self, address: str) -> LinkEstimate:
-        """What is known of the path to `address`; all None before anything was sent there."""
-        peer = self._peers.get(address)
+        peer = self._peers.get(route.address)
         if peer is None:
-            return LinkEstimate(goodput_bytes_per_s=None, rtt_s=None, queue_bytes=0)
-        return LinkEstimate(
-            goodput_bytes_per_s=peer.goodput.bytes_per_s,
-            rtt_s=peer.round_trip.rtt_s,
-            queue_bytes=peer.queue_bytes,
+            peer = Peer(self._identity, route, self._connections, self._resume_s, self._heard)
+            self._peers[route.address] = peer
+        stream = KVStream(
+            self, peer, offer, codec, token_bytes=token_bytes, weight=weight, early=early
         )
+        self._streams[offer.stream] = stream
+        peer.settle()
+        if not early:
+            try:
+                await stream.accepted()
+            except asyncio.CancelledError:
+                stream.cancel("the sender gave up")
+                raise
+        return stream
+
+    def estimate(self, address: str) -> LinkEstimate | None:
+        """What is known of the path to `address`; None before anything was sent there."""
+        peer = self._peers.get(address)
+        return None if peer is None else peer.estimate()
 
     async def close(self) -> None:
         """Break every stream, close every connection."""
@@ -89,128 +99,120 @@ class KVClient:
             await peer.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
 
+    def _heard(self, stream: StreamId) -> None:
+        handle = self._streams.get(stream)
+        if handle is not None:
+            handle.changed.set()
+            if handle.ended:
+                del self._streams[stream]
 
-class Outgoing:
+
+class KVStream:
     """One stream being sent. Every verb raises StreamBroken once the stream is broken."""
 
-    def __init__(self, client: KVClient, channel: Channel, offer: Offer, codec: str) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(
+        self,
+        client: KVClient,
+        peer: Peer,
+        offer: Offer,
+        codec: str,
+        *,
+        token_bytes: int,
+        weight: float,
+        early: bool,
+    ) -> None:
+        self.changed = asyncio.Event()
         self._client = client
-        self._channel = channel
+        self._peer = peer
         self._codec = codec
-        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
-        self._timer: asyncio.TimerHandle | None = None
-        self._sent: dict[SliceKey, tuple[Sent, Data]] = {}
-        self.machine = Sender(offer, monotonic(), resume_s=client.resume_s)
-        channel.add(self)
-        self.settle()
+        self._coding = asyncio.Semaphore(_THREADS)
+        self._coded: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._out = peer.sender.open(
+            offer, monotonic(), token_bytes=token_bytes, weight=weight, early=early
+        )
 
     @property
-    def stream(self) -> StreamId:
-        return self.machine.offer.stream
+    def ended(self) -> bool:
+        return self._out.ended
 
     @property
     def have(self) -> int:
         """Leading tokens the receiver had before anything was sent; those are not sent."""
-        return self.machine.have or 0
+        return self._out.have or 0
+
+    @property
+    def sent_bytes(self) -> tuple[int, int]:
+        """Coded bytes written, and how many of them had been written before."""
+        return self._out.sent_bytes, self._out.resent_bytes
 
     async def accepted(self) -> None:
-        await self._until(lambda: self.machine.have is not None or self.machine.ended)
+        """Wait for the receiver's answer."""
+        await self._until(lambda: self._out.have is not None or self._out.ended)
 
     async def send(self, piece: Slice) -> None:
-        """Code the piece and queue it; waits while the receiver's window is full.
+        """Take the piece for coding and sending; waits while there is no room for more.
 
-        Raises ValueError for a piece that contradicts itself.
+        `piece` must not change afterwards. What goes wrong in coding is raised by a later verb;
+        ValueError for a piece that contradicts itself.
         """
-        for part in _split(piece, self.have, self._channel.peer.piece_bytes()):
+        for part in _split(piece, self.have, self._peer.piece_bytes()):
             async with self._turn:
-                await self._until(lambda: self.machine.has_room or self.machine.ended)
-                data = await self._loop.run_in_executor(
-                    self._client.pool, _coded, self.stream, part, self._codec
-                )
-                self.machine.push(data)
-                self._channel.wake.set()
+                await self._until(self._has_room)
+                await self._coding.acquire()
+                task = asyncio.create_task(self._code(part))
+                self._coded.add(task)
+                task.add_done_callback(self._was_coded)
 
     async def finish(self) -> None:
         """Return when the receiver has everything it was offered."""
         async with self._turn:
-            self.post(self.machine.finish(monotonic()))
-            await self._until(lambda: self.machine.phase is Phase.DONE)
+            while self._coded:
+                await asyncio.wait(self._coded)
+            self._raise_failed()
+            self._peer.sender.finish(self._out, monotonic())
+            self._peer.settle()
+            await self._until(lambda: self._out.phase is Phase.DONE)
 
     def cancel(self, reason: str = CANCELLED) -> None:
         """Give the stream up; the receiver is told."""
-        self.post(self.machine.cancel(reason))
+        self._peer.sender.cancel(self._out, reason)
+        self._peer.settle()
 
-    def post(self, frames: list[Frame]) -> None:
-        """Frames the machine gave out, before any data; then see what has changed."""
-        self._channel.control.extend(frames)
-        self._channel.wake.set()
-        self.settle()
+    # ------------------------------------------------------------ inside
 
-    def settle(self) -> None:
-        """After each event: wake waiters, set the timer, leave the channel when ended."""
-        self._changed.set()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self.machine.ended:
-            self._forget_sent()
-            self._channel.remove(self)
-            return
-        deadline = self.machine.next_deadline()
-        if deadline is not None:
-            self._timer = self._loop.call_later(max(0.0, deadline - monotonic()), self._on_timer)
+    def _has_room(self) -> bool:
+        return self._out.ended or self._peer.sender.has_room(self._out, monotonic())
 
-    def next_data(self) -> Data | None:
-        """The piece to write next."""
-        now = monotonic()
-        data = self.machine.next_data(now)
-        if data is not None:
-            peer = self._channel.peer
-            self._sent[data.key] = peer.goodput.sent(now, starved=not peer.has_data), data
-        return data
+    async def _code(self, piece: Slice) -> None:
+        data = await self._loop.run_in_executor(
+            self._client.pool, _coded, self._out.stream, piece, self._codec
+        )
+        self._peer.sender.push(data)
+        self._peer.settle()
 
-    def arrived(self, frame: Frame) -> None:
-        """A frame of this stream, from the receiver."""
-        now = monotonic()
-        if isinstance(frame, Ack | Done):
-            for key in frame.keys if isinstance(frame, Ack) else tuple(self._sent):
-                if key in self._sent:
-                    sent, data = self._sent.pop(key)
-                    self._channel.peer.goodput.acked(sent, len(data.body), now)
-        self.post(self.machine.handle(frame, now))
+    def _was_coded(self, task: asyncio.Task[None]) -> None:
+        self._coding.release()
+        self._coded.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = task.exception()
+        self.changed.set()
 
-    def connected(self) -> None:
-        """The channel has a connection."""
-        self.post(self.machine.connected())
-
-    def disconnected(self, reason: str) -> None:
-        """The channel lost its connection."""
-        self._forget_sent()
-        self.machine.disconnected(reason, monotonic())
-        self.settle()
-
-    def fail(self, reason: str) -> None:
-        """No connection will do."""
-        self.machine.fail(reason)
-        self.settle()
-
-    def _forget_sent(self) -> None:
-        self._channel.peer.goodput.lost(len(self._sent))
-        self._sent.clear()
-
-    def _on_timer(self) -> None:
-        self.post(self.machine.expire(monotonic()))
+    def _raise_failed(self) -> None:
+        if self._out.phase is Phase.BROKEN:
+            raise StreamBroken(self._out.reason)
+        if self._failure is not None:
+            raise self._failure
 
     async def _until(self, good: Callable[[], bool]) -> None:
         while True:
-            if self.machine.phase is Phase.BROKEN:
-                raise StreamBroken(self.machine.reason)
+            self._raise_failed()
             if good():
                 return
-            self._changed.clear()
-            await self._changed.wait()
+            self.changed.clear()
+            await self.changed.wait()
 
 
 def _split(piece: Slice, have: int, limit_bytes: int) -> Iterator[Slice]:

@@ -1,27 +1,23 @@
-"""The listening end of KV streams over TCP: the thin asyncio part around `Receiver`."""
+"""The listening end of KV streams over TCP: sockets and threads around `Receiver`."""
 
 import asyncio
 import dataclasses
 import logging
+import secrets
+import ssl
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
+from typing import cast
 
-from transport.base import Sink, StreamId
+from transport.base import Sink, Slice, SliceKey, StreamId
 from transport.codecs.table import decode_slice
-from transport.stream.frames import Data, Frame, FrameError, Goodbye, Ping, Pong
-from transport.stream.framing import Preamble, check_body
+from transport.stream.frames import Data, Frame, FrameError, Goodbye, Terms
+from transport.stream.handshake import HandshakeRefused, Listener
+from transport.stream.reader import Arrived
 from transport.stream.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Verdict
-from transport.tcp.wire import (
-    BROKEN,
-    READ_BUFFER_BYTES,
-    SILENCE_S,
-    HandshakeRefused,
-    Wire,
-    until_first_ends,
-    welcome,
-)
+from transport.stream.sender import SILENCE_S
+from transport.tcp.wire import HANDSHAKE_S, Wire
 
-_DECODES_PER_CONNECTION = 4  # bodies in memory per connection; more wait in the socket
 _THREADS = 2
 _FAREWELL_TURNS = 20
 
@@ -31,8 +27,10 @@ log = logging.getLogger(__name__)
 class KVServer:
     """Takes streams from any number of senders and hands what arrives to `sink`.
 
-    `sink.put` is called in a thread of this server's, everything else in the event loop's.
-    See `WINDOW_BYTES` and `RESUME_S` for `window_bytes` and `resume_s`.
+    `model` (the fingerprint's canonical text) must be the senders'; `layout` they are told. With
+    `tls` only peers whose certificate it knows come as far as the handshake. `sink.put` is called
+    in a thread of this server's, everything else in the event loop's. See `WINDOW_BYTES` and
+    `RESUME_S` for `window_bytes` and `resume_s`.
     """
 
     def __init__(
@@ -41,20 +39,25 @@ class KVServer:
         *,
         name: str,
         secret: str,
+        model: str,
+        layout: str,
         host: str = "127.0.0.1",
         port: int = 0,
+        tls: ssl.SSLContext | None = None,
         resume_s: float = RESUME_S,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
+        self.name = name
+        self.secret = secret.encode()
+        self.terms = Terms(model, layout, window_bytes)
+        self.receiver = Receiver(sink, window_bytes=window_bytes, resume_s=resume_s)
         self._sink = sink
-        self._name = name
-        self._secret = secret.encode()
         self._host = host
         self._asked_port = port
-        self._receiver = Receiver(sink, window_bytes=window_bytes, resume_s=resume_s)
+        self._tls = tls
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv-decode")
         self._listener: asyncio.Server | None = None
-        self._connections: dict[_Connection, asyncio.Task[None]] = {}
+        self._connections: set[_Connection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -63,13 +66,17 @@ class KVServer:
         """The port bound by `start`."""
         if self._listener is None:
             raise RuntimeError("the KV server has not been started")
-        return self._listener.sockets[0].getsockname()[1]
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
 
     async def start(self) -> None:
         """Listen. Raises OSError when the port is in use."""
         self._loop = asyncio.get_running_loop()
-        self._listener = await asyncio.start_server(
-            self._connected, self._host, self._asked_port, limit=READ_BUFFER_BYTES
+        tls = self._tls
+        self._listener = await self._loop.create_server(
+            lambda: _Connection(self).wire if tls is None else _Door(self, tls),
+            self._host,
+            self._asked_port,
         )
 
     async def close(self) -> None:
@@ -78,16 +85,17 @@ class KVServer:
             return
         self._closed = True
         self._listener.close()
-        self._receiver.close(f"{self._name} is closing")
+        self.receiver.close(f"{self.name} is closing")
         self.settle()
+        closing = ConnectionResetError(f"{self.name} is closing")
+        for conn in list(self._connections):
+            conn.wire.close(closing)
         for _ in range(_FAREWELL_TURNS):  # let the senders hear of it, if they listen
-            if not self._connections.keys() & set(self._receiver.ready()):
+            if not self._connections:
                 break
             await asyncio.sleep(0.01)
-        tasks = list(self._connections.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for conn in list(self._connections):
+            conn.wire.fail(closing)
         if self._timer is not None:
             self._timer.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -97,128 +105,184 @@ class KVServer:
 
         A `put` that is running in a thread may still end after this.
         """
-        self._receiver.cancel(stream, reason)
+        self.receiver.cancel(stream, reason)
         self.settle()
 
     def settle(self) -> None:
-        """After each event: wake the writers that have something, and set the one timer."""
-        for conn in self._receiver.ready():
-            if conn in self._connections:
-                conn.wake.set()
+        """After each event: write what there is to say, and set the one timer."""
+        for conn in self.receiver.ready():
+            assert isinstance(conn, _Connection)
+            if conn.wire.has_room:  # else it stays in the receiver, and acknowledgements gather
+                conn.wire.write(*self.receiver.take(conn))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        deadline = self._receiver.next_deadline()
-        if self._receiver.asking():
-            soon = monotonic() + ASK_AGAIN_S
-            deadline = soon if deadline is None else min(soon, deadline)
-        if deadline is not None and not self._closed:
-            self._timer = self._loop.call_later(max(0.0, deadline - monotonic()), self._on_timer)
+        times = [self.receiver.next_deadline()]
+        times += [conn.deadline() for conn in self._connections]
+        if self.receiver.asking():
+            times.append(monotonic() + ASK_AGAIN_S)
+        due = min((t for t in times if t is not None), default=None)
+        if due is not None and not self._closed:
+            self._timer = self._loop.call_later(max(0.0, due - monotonic()), self._on_timer)
 
     def _on_timer(self) -> None:
         now = monotonic()
         try:
-            self._receiver.ask_again(now)
-            self._receiver.expire(now)
+            for conn in list(self._connections):
+                conn.expire(now)
+            self.receiver.ask_again(now)
+            self.receiver.expire(now)
         finally:  # a mistake of the sink's must not stop the clock
             self.settle()
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        conn = _Connection(self, Wire(reader, writer))
-        self._connections[conn] = self._loop.create_task(self._serve(conn))
+    def joined(self, conn: "_Connection") -> None:
+        """A connection was accepted; nobody has said hello."""
+        self._connections.add(conn)
+        self.settle()
 
-    async def _serve(self, conn: "_Connection") -> None:
-        try:
-            peer = await welcome(conn.wire, self._name, self._secret)
-            why = await until_first_ends(conn.read(self._receiver), conn.write(self._receiver))
-            if isinstance(why, FrameError):
-                log.warning("KV connection from %s dropped: %s", peer, why)
-                await conn.wire.write(Goodbye(str(why)))
-            elif why is not None and not isinstance(why, BROKEN):
-                log.error("KV connection from %s failed", peer, exc_info=why)
-        except HandshakeRefused as error:
-            log.warning("KV handshake refused: %s", error)
-            await conn.wire.close()
-        except BROKEN as error:
-            log.info("KV connection ended: %s", error)
-        finally:
-            conn.wire.abort()
-            del self._connections[conn]
-            self._receiver.disconnected(conn, monotonic())
-            self.settle()
+    def left(self, conn: "_Connection") -> None:
+        """A connection is gone."""
+        self._connections.discard(conn)
+        self.receiver.disconnected(conn, monotonic())
+        self.settle()
 
-    def decode(self, conn: "_Connection", preamble: Preamble, data: Data, body: bytes) -> None:
+    def decode(self, conn: "_Connection", arrived: Arrived, data: Data) -> None:
         """Check, decode and put one piece in a thread; the outcome comes back to this loop."""
+        nbytes = arrived.preamble.body_bytes
+        have = self.receiver.have(data.stream)
 
         def work() -> None:
-            check_body(preamble, body)
-            self._sink.put(data.stream, decode_slice(dataclasses.replace(data, body=body)))
+            arrived.check()
+            whole = decode_slice(dataclasses.replace(data, body=arrived.body or b""))
+            self._sink.put(data.stream, _from(whole, have))
 
         def back(done: Future[None]) -> None:
             # The loop may be gone by the time a last piece has been put.
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._decoded, conn, data, len(body), done)
+                self._loop.call_soon_threadsafe(self._decoded, conn, data, nbytes, done)
 
         self._pool.submit(work).add_done_callback(back)
 
     def _decoded(self, conn: "_Connection", data: Data, nbytes: int, done: Future[None]) -> None:
-        conn.slots.release()
         if done.cancelled():
-            self._receiver.dropped(data)
-            self.settle()
-            return
-        error = done.exception()
-        if not self._receiver.put(data, nbytes, error, monotonic()):
-            log.warning("KV piece %s of %s: %s", data.key, data.stream, error)
-            conn.wire.abort()
-        elif error is not None and not isinstance(error, ValueError):
-            log.error("the sink failed on %s", data.stream, exc_info=error)
+            self.receiver.dropped(conn, data, nbytes)
+        else:
+            error = done.exception()
+            if error is not None:
+                level = (
+                    logging.WARNING if isinstance(error, ValueError | FrameError) else logging.ERROR
+                )
+                log.log(level, "KV piece %s of %s: %s", data.key, data.stream, error)
+            self.receiver.put(conn, data, nbytes, error, monotonic())
         self.settle()
 
 
-class _Connection:
-    """One accepted connection: its pipe, and what its two loops share."""
+class _Door(asyncio.Protocol):
+    """A connection before TLS: asyncio's own way in keeps a refusal to itself."""
 
-    def __init__(self, server: KVServer, wire: Wire) -> None:
-        self.wire = wire
-        self.wake = asyncio.Event()
-        self.slots = asyncio.Semaphore(_DECODES_PER_CONNECTION)
+    def __init__(self, server: KVServer, tls: ssl.SSLContext) -> None:
         self._server = server
-        self._pongs: list[Frame] = []
+        self._tls = tls
+        self._task: asyncio.Task[None] | None = None
 
-    async def read(self, receiver: Receiver) -> None:
-        while True:
-            preamble, frame = await self.wire.read_head()
-            if isinstance(frame, Data):
-                if receiver.admit(self, frame, monotonic()) is Verdict.TAKE:
-                    await self._take(receiver, preamble, frame)
-                else:
-                    await self.wire.skip_body(preamble)
-            elif isinstance(frame, Ping):
-                self._pongs.append(Pong(frame.stamp))
-                self.wake.set()
-            elif isinstance(frame, Goodbye):
-                return
-            else:
-                receiver.handle(self, frame, monotonic())
-            self._server.settle()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._task = asyncio.create_task(self._enter(cast(asyncio.Transport, transport)))
 
-    async def _take(self, receiver: Receiver, preamble: Preamble, data: Data) -> None:
+    async def _enter(self, plain: asyncio.Transport) -> None:
+        wire = _Connection(self._server).wire
         try:
-            async with asyncio.timeout(SILENCE_S):
-                await self.slots.acquire()
-            body = await self.wire.read_body(preamble)
-        except BaseException:
-            receiver.dropped(data)
-            raise
-        self._server.decode(self, preamble, data, body)
+            secure = await asyncio.get_running_loop().start_tls(
+                plain, wire, self._tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except (OSError, TimeoutError) as error:
+            peer = plain.get_extra_info("peername")
+            log.warning("KV connection from %s: TLS refused: %s", peer, error)
+            plain.abort()
+            return
+        if secure is None:  # it was closed meanwhile
+            return
+        wire.connection_made(secure)
 
-    async def write(self, receiver: Receiver) -> None:
-        while True:
-            pongs, self._pongs = self._pongs, []
-            frames = pongs + receiver.take(self)
-            if frames:
-                await self.wire.write(*frames)
-            else:
-                self.wake.clear()
-                await self.wake.wait()
+
+class _Connection:
+    """One accepted connection: first its handshake, then its sender's frames."""
+
+    def __init__(self, server: KVServer) -> None:
+        self._server = server
+        self._handshake: Listener | None = Listener(
+            server.name, secrets.token_bytes(16), server.secret, server.terms
+        )
+        self.wire = Wire(self._admit, lambda: server.joined(self), self._arrived, self._lost)
+        self.wire.on_room = server.settle
+        self._peer = "a stranger"
+        self._heard_at = monotonic()
+
+    def deadline(self) -> float | None:
+        """When to call `expire`; None: it may be silent."""
+        if self._handshake is not None:
+            return self._heard_at + HANDSHAKE_S
+        if self._server.receiver.serves(self):
+            return self._heard_at + SILENCE_S
+        return None
+
+    def expire(self, now: float) -> None:
+        """Close it when it was silent too long."""
+        deadline = self.deadline()
+        if deadline is not None and now >= deadline:
+            self.wire.fail(TimeoutError(f"nothing was heard from {self._peer}"))
+
+    def _admit(self, data: Data, nbytes: int) -> bool:
+        self._heard_at = monotonic()
+        return self._server.receiver.admit(self, data, nbytes, self._heard_at) is Verdict.TAKE
+
+    def _arrived(self, arrived: Arrived) -> None:
+        frame = arrived.frame
+        if self._handshake is not None:
+            self._greet(self._handshake, frame)
+            return
+        self._heard_at = monotonic()
+        if isinstance(frame, Data):
+            if arrived.body is not None:
+                self._server.decode(self, arrived, frame)
+        elif isinstance(frame, Goodbye):
+            self.wire.fail(ConnectionResetError(frame.reason))
+        else:
+            self._server.receiver.handle(self, frame, self._heard_at)
+        self._server.settle()
+
+    def _greet(self, handshake: Listener, frame: Frame) -> None:
+        try:
+            self.wire.write(*handshake.handle(frame))
+        except HandshakeRefused as error:
+            self.wire.close(error, *([error.told] if error.told else []))
+            return
+        self._peer = handshake.peer
+        if handshake.terms is not None:
+            log.info("KV from %s, its layout %s", self._peer, handshake.terms.layout)
+            self._handshake = None
+            self._heard_at = monotonic()
+            self.wire.greeted()
+            self._server.receiver.connected(self, handshake.session)
+
+    def _lost(self, why: Exception | None) -> None:
+        unread = self.wire.unread
+        if unread is not None:
+            self._server.receiver.dropped(self, *unread)
+        if isinstance(why, FrameError | HandshakeRefused):
+            log.warning("KV connection from %s dropped: %s", self._peer, why)
+        else:
+            log.info("KV connection from %s ended: %s", self._peer, why)
+        self._server.left(self)
+
+
+def _from(piece: Slice, have: int) -> Slice:
+    """The part of `piece` from token `have` on."""
+    layer, part, start, stop = piece.key
+    if have <= start:
+        return piece
+    skip = have - start
+    return Slice(
+        key=SliceKey(layer, part, have, stop),
+        positions=piece.positions[skip:],
+        data=piece.data[skip:],
+    )
