@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 class TlsError(Exception):
     """Certificates that cannot be used; one line naming the file and what is wrong with it."""
 
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path}: {what}")
+        self.path = path
+
 
 class TlsRefused(ssl.SSLError):
     """One end refused the other; the text says which, why, and who we are."""
@@ -242,15 +246,16 @@ def check_files(files: TlsFiles, site: str | None) -> str:
         for certificate in certificates:
             _check_time(path, certificate)
     if _public_bytes(key) != _public_bytes(chain[0]):
-        raise TlsError(f"{files.key}: this key does not belong to the certificate {files.cert}")
+        raise TlsError(files.key, f"this key does not belong to the certificate {files.cert}")
     if not any(_issued(chain[-1], authority) for authority in authorities):
-        raise TlsError(f"{files.cert}: it is of another CA than {files.ca}")
+        raise TlsError(files.cert, f"it is of another CA than {files.ca}")
     names = _names(chain[0])
     if site is not None and site_hostname(site) not in names:
         has = ", ".join(names) or "none"
         raise TlsError(
-            f"{files.cert}: it is not a certificate for site {site}: "
-            f"it needs the DNS name {site_hostname(site)}, it has {has}"
+            files.cert,
+            f"it is not a certificate for site {site}: "
+            f"it needs the DNS name {site_hostname(site)}, it has {has}",
         )
     return f"{', '.join(names) or 'no name'} of {_subject(authorities[0])}"
 
@@ -259,32 +264,32 @@ def _certificates(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(_read(path))
     except ValueError:
-        raise TlsError(f"{path}: not a certificate in PEM") from None
+        raise TlsError(path, "not a certificate in PEM") from None
 
 
 def _private_key(path: Path) -> PrivateKeyTypes:
     try:
         return load_pem_private_key(_read(path), None)
     except TypeError:
-        raise TlsError(f"{path}: this key has a passphrase; give one without") from None
+        raise TlsError(path, "this key has a passphrase; give one without") from None
     except ValueError:
-        raise TlsError(f"{path}: not a private key in PEM") from None
+        raise TlsError(path, "not a private key in PEM") from None
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise TlsError(f"{path}: cannot be read: {error.strerror}") from error
+        raise TlsError(path, f"cannot be read: {error.strerror}") from error
 
 
 def _check_time(path: Path, certificate: x509.Certificate) -> None:
     now = datetime.datetime.now(datetime.UTC)
     if now > certificate.not_valid_after_utc:
-        raise TlsError(f"{path}: expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+        raise TlsError(path, f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
     if now < certificate.not_valid_before_utc:
         begins = f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-        raise TlsError(f"{path}: not valid before {begins}; is this machine's clock right?")
+        raise TlsError(path, f"not valid before {begins}; is this machine's clock right?")
 
 
 def _public_bytes(owner: PrivateKeyTypes | x509.Certificate) -> bytes:

@@ -16,10 +16,12 @@ from orchestrator.errors import UserError
 # A command `x` is the Typer `app` of orchestrator.cli.x, imported only when it is called, so that
 # help and mistakes come at once. To add a command, add its line here.
 COMMANDS = {
+    "init": "Make the certificates of a deployment's sites.",
     "validate": "Check a topology file and name every mistake in it.",
     "bench": "Measure a claim.",
     "status": "Show what a running service is doing.",
     "serve": "Start a topology on this machine and serve it.",
+    "lab": "A long line on this machine, packet by packet, to try things on (needs root).",
 }
 
 GOOD, FAILED, MISTAKEN = 0, 1, 2

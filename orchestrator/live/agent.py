@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orchestrator.live.http import site_client
 from orchestrator.membership.inventory import (
     ANSWER_S,
     RENEW_TIMEOUT_S,
@@ -34,6 +35,7 @@ from orchestrator.membership.inventory import (
     Renewals,
     SiteInventory,
 )
+from transport.tls import TlsContexts, TlsFiles
 from workers.api.wire import WireError
 from workers.service.app import BearerOnly, answer, read_body
 from workers.service.config import WorkerConfig
@@ -74,15 +76,19 @@ class Placer(Protocol):
 class SiteSpec:
     """A site as its agent is told: its workers (their ports chosen here), its gateway, its front.
 
-    `gateway` is the gateway's URL as it is seen from the site; None: nobody to report to.
+    `gateway` is the gateway's URL as it is seen from the site, `gateway_site` where it stands;
+    None: nobody to report to. With `tls` the front takes connections from `sites` only.
     """
 
     site: str
     workers: tuple[WorkerConfig, ...]
     gateway: str | None
+    gateway_site: str | None = None
     host: str = "127.0.0.1"
     port: int
     start_s: float = START_S
+    tls: TlsFiles | None = None
+    sites: tuple[str, ...] = ()
 
 
 class SiteAgent:
@@ -91,10 +97,13 @@ class SiteAgent:
     `SiteInventory` judges what the workers say; here they are asked, and its orders carried out.
     """
 
-    def __init__(self, spec: SiteSpec, placer: Placer, secret: str) -> None:
+    def __init__(
+        self, spec: SiteSpec, placer: Placer, secret: str, tls: TlsContexts | None
+    ) -> None:
         self._spec = spec
         self._placer = placer
         self._secret = secret
+        self._tls = tls
         self._inventory = SiteInventory(
             spec.site,
             [Assigned(name=c.name, pool=c.pool, roles=c.roles) for c in spec.workers],
@@ -113,7 +122,7 @@ class SiteAgent:
 
         Raises OSError when the front's port is taken, and whatever a watching task failed of.
         """
-        front = Front(self._app())
+        front = Front(self._app(), None if self._tls is None else self._tls.server)
         taken = listen(self._spec.host, self._spec.port)
         serving = asyncio.create_task(front.serve(sockets=[taken]))
         await self._settle()
@@ -200,12 +209,13 @@ class SiteAgent:
 
     async def _renew_lease(self) -> None:
         """Report for ever. A gateway that is away is tried again."""
-        if self._spec.gateway is None:
+        spec = self._spec
+        if spec.gateway is None or spec.gateway_site is None:
             return
-        url = f"{self._spec.gateway}/internal/lease"
-        headers = {"authorization": f"Bearer {self._secret}"}
-        async with httpx.AsyncClient(
-            headers=headers, timeout=RENEW_TIMEOUT_S, trust_env=False
+        url = f"{spec.gateway}/internal/lease"
+        tls = None if self._tls is None else self._tls.client
+        async with site_client(
+            spec.gateway_site, self._secret, tls, timeout_s=RENEW_TIMEOUT_S
         ) as http:
             while True:
                 try:

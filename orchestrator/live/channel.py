@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,8 @@ from typing import Protocol
 import httpx
 import orjson
 
+from orchestrator.live.http import reason as why
+from orchestrator.live.http import site_client
 from orchestrator.membership.outbox import POST_TIMEOUT_S, Outbox, Path, Post
 from orchestrator.membership.reach import (
     CONNECT_TIMEOUT_S,
@@ -46,7 +49,8 @@ class Listener(Protocol):
 class WorkerChannel:
     """Keeps one worker's token stream open and its outbox moving: `Reach` and `Outbox` judge.
 
-    `place` may be changed while it runs: the next connection goes there.
+    `place` may be changed while it runs: the next connection goes there. With `tls` the worker
+    must prove that it is of `site`.
     """
 
     def __init__(
@@ -54,8 +58,10 @@ class WorkerChannel:
         worker: str,
         place: Place,
         *,
+        site: str,
         gateway: str,
         secret: str,
+        tls: ssl.SSLContext | None,
         unreachable_s: float,
         listener: Listener,
     ) -> None:
@@ -64,13 +70,7 @@ class WorkerChannel:
         self._gateway = gateway
         self._unreachable_s = unreachable_s
         self._listener = listener
-        # No proxy of the environment stands between a gateway and its workers.
-        self._http = httpx.AsyncClient(
-            headers={"authorization": f"Bearer {secret}"},
-            limits=httpx.Limits(max_connections=None, keepalive_expiry=60),
-            timeout=POST_TIMEOUT_S,
-            trust_env=False,
-        )
+        self._http = site_client(site, secret, tls, timeout_s=POST_TIMEOUT_S)
         self._loop = asyncio.get_running_loop()
         self._reach = Reach(worker, unreachable_s=unreachable_s, now=self._loop.time())
         self._outbox = Outbox()
@@ -131,7 +131,7 @@ class WorkerChannel:
             body = orjson.dumps({"messages": [encode(message) for message in post.messages]})
             answer = await self._http.post(self._url(post.path), content=body)
         except httpx.HTTPError as error:
-            self._failed(post, type(error).__name__)
+            self._failed(post, why(error))
         except Exception as error:
             # A defect of ours: again it would be the same, and untold it would stay for ever.
             log.exception("post", extra={"worker": self.worker})
@@ -192,7 +192,7 @@ class WorkerChannel:
         except httpx.TimeoutException:
             return f"silent for {self._unreachable_s:g} s", True
         except httpx.HTTPError as error:
-            return f"not reachable ({type(error).__name__})", False
+            return f"not reachable ({why(error)})", False
         except WireError as error:
             reason = f"its token stream is not readable: {error}"
             log.error("token stream", extra={"worker": self.worker, "reason": reason})

@@ -1,6 +1,7 @@
 """Where each worker is reached from each site: directly, or through the emulated line."""
 
 from orchestrator.live.channel import Place
+from orchestrator.live.http import base_url
 from orchestrator.topology.schema import Topology
 from transport.emulator.control import LineControl
 
@@ -29,7 +30,8 @@ class Directory:
         gateway = self._topology.gateway.site
         control = await self.seen(http, site, gateway, "control")
         tokens = await self.seen(http, site, gateway, "tokens")
-        return Place(control=f"http://{control}", tokens=f"http://{tokens}")
+        tls = self._topology.security.tls
+        return Place(control=base_url(control, tls), tokens=base_url(tokens, tls))
 
     def kv(self, worker: str, seen_from: str) -> str:
         """A worker's KV port for senders at `seen_from`. KeyError: the worker was never added."""

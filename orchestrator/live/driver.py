@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import secrets
+import ssl
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Self
 
@@ -80,7 +81,7 @@ class Driver:
     """Implements `openai.service.Service` over the machine and the workers' channels.
 
     `record`, when given, is told every event with its time and what the machine answered: a
-    fresh machine that is fed the events gives the same actions.
+    fresh machine that is fed the events gives the same actions. With `tls` it dials workers.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Driver:
         needed: frozenset[str],
         record: Record | None = None,
     ) -> None:
+        tls: ssl.SSLContext | None = None,
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
@@ -105,6 +107,7 @@ class Driver:
         self._addresses = addresses
         self._secret = secret
         self._metrics = metrics
+        self._tls = tls
         self._record = record
         self._clients: dict[str, ClientStream] = {}
         self._loop = asyncio.get_running_loop()
@@ -184,8 +187,10 @@ class Driver:
             place,
             gateway=self.config.gateway,
             secret=self._secret,
+            site=site,
             unreachable_s=self.config.deadlines.silence,
             listener=self,
+            tls=self._tls,
         )
 
     def drain(self, worker: str) -> None:

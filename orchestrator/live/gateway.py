@@ -14,7 +14,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 from transformers import AutoConfig, AutoTokenizer
 
 from orchestrator.errors import UserError
@@ -32,6 +31,7 @@ from orchestrator.state.events import HandoffMode
 from orchestrator.state.events import Route as RequestRoute
 from orchestrator.topology.schema import Topology
 from transport.emulator.control import LineError
+from transport.tls import TlsContexts
 from workers.api.wire import WireError
 from workers.service.app import BearerOnly, answer, read_body
 from workers.service.front import Front, listen
@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 
 CODECS = {"lossless": "zstd", "raw": "raw"}
 READY_CHECK_S = 0.1
-INTERNAL = "/internal/"
 
 
 def core_config(topology: Topology, gateway: str) -> CoreConfig:
@@ -142,6 +141,7 @@ class Gateway:
         secret: str,
         api_keys: frozenset[str] | None,
         record: Record | None = None,
+        tls: TlsContexts | None = None,
     ) -> None:
         metrics = Metrics(CollectorRegistry())
         vocabulary = Vocabulary(tokenizer, card.stop_ids)
@@ -155,31 +155,38 @@ class Gateway:
             metrics=metrics.workers,
             needed=expected_workers(topology),
             record=record,
+            tls=None if tls is None else tls.client,
         )
         metrics.watch_core(self.driver.machine.ctx.counts)
         for link in topology.links:
             a, b = link.between
             self.driver.measured(a, b, 2 * link.delay_s, link.rate_bytes_per_s)
         self.roster = Roster(topology, self.driver, directory)
-        public = create_app(self.driver, metrics=metrics, api_keys=api_keys)
-        self.app = _front(public, _internal_app(self.roster, secret))
+        self._public = Front(create_app(self.driver, metrics=metrics, api_keys=api_keys))
+        # Agents have a port of their own: with TLS they show certificates, which clients have not.
+        self._internal = Front(
+            _internal_app(self.roster, secret), None if tls is None else tls.server
+        )
 
-    async def run(self, listening: socket.socket, stop: asyncio.Event) -> None:
-        """Serve on `listening` until `stop` is set."""
-        server = Front(self.app)
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
+    async def run(
+        self, public: socket.socket, internal: socket.socket, stop: asyncio.Event
+    ) -> None:
+        """Serve clients on `public` and agents on `internal` until `stop` is set."""
+        fronts = ((self._public, public), (self._internal, internal))
+        serving = [asyncio.create_task(front.serve(sockets=[sock])) for front, sock in fronts]
         watching = asyncio.create_task(self.roster.watch())
         stopping = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait([serving, watching, stopping], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*serving, watching, stopping], return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 await watching  # it never ends but by a failure
         finally:
             for task in (watching, stopping):
                 task.cancel()
             await self.driver.close()
-            server.should_exit = True
-            await serving
+            for front, _ in fronts:
+                front.should_exit = True
+            await asyncio.gather(*serving)
 
     async def ready(self, timeout_s: float) -> str | None:
         """Wait until requests can be served; what is missing when that takes too long."""
@@ -208,16 +215,6 @@ def _internal_app(roster: Roster, secret: str) -> Starlette:
         return answer({"renewed": True})
 
     return Starlette(
-        routes=[Route(f"{INTERNAL}lease", lease, methods=["POST"])],
+        routes=[Route("/internal/lease", lease, methods=["POST"])],
         middleware=[Middleware(BearerOnly, secret=secret)],
     )
-
-
-def _front(public: ASGIApp, internal: ASGIApp) -> ASGIApp:
-    """Both applications behind one port."""
-
-    async def front(scope: Scope, receive: Receive, send: Send) -> None:
-        chosen = internal if scope.get("path", "").startswith(INTERNAL) else public
-        await chosen(scope, receive, send)
-
-    return front

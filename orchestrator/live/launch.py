@@ -10,6 +10,7 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,9 +22,11 @@ import httpx
 
 from orchestrator.live.agent import SiteSpec, free_port
 from orchestrator.live.directory import Directory
+from orchestrator.live.http import base_url, site_client
 from orchestrator.membership.reports import WorkerState
 from orchestrator.topology.schema import Topology
 from transport.emulator.control import LineControl, LineError, start_emulator
+from transport.tls import refusal
 from workers.service.config import SECRET_ENV, Simulated, WorkerConfig
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +50,7 @@ class LaunchFailed(Exception):
 
 def worker_configs(topology: Topology, site: str, model: str) -> tuple[WorkerConfig, ...]:
     """The workers of a site's pools. Their ports are 0: the agent chooses them."""
-    deadlines = topology.policy.deadlines
+    deadlines, tls = topology.policy.deadlines, topology.security.tls
     rates = {
         next(end for end in link.between if end != site): link.rate_bytes_per_s
         for link in topology.links
@@ -80,6 +83,8 @@ def worker_configs(topology: Topology, site: str, model: str) -> tuple[WorkerCon
                     hold_s=deadlines.hold_s,
                     lease_s=deadlines.lease_s,
                     link_rates=rates,
+                    tls=None if tls is None else tls.files(site),
+                    sites=tuple(topology.sites),
                 )
             )
     return tuple(configs)
@@ -89,8 +94,9 @@ class Deployment:
     """The local sites of a topology. `start` may fail anywhere: `stop` cleans up what there is.
 
     `model` is what workers load: a name from the catalogue or a directory. `gateway` is the
-    gateway's own "host:port". `agents` holds the agents' addresses by site, `line` the control
-    of the emulated line, `failed` is done when a process of the deployment ended by itself.
+    "host:port" where the gateway hears agents, `tls` what they are dialled with. `agents` holds
+    the agents' addresses by site, `line` the control of the emulated line, `failed` is done when
+    a process of the deployment ended by itself.
     """
 
     def __init__(
@@ -100,6 +106,7 @@ class Deployment:
         model: str,
         gateway: str,
         secret: str,
+        tls: ssl.SSLContext | None = None,
         progress: Progress,
         log_dir: Path | None = None,
         start_s: float = 300.0,
@@ -108,6 +115,7 @@ class Deployment:
         self._model = model
         self._gateway = gateway
         self._secret = secret
+        self._tls = tls
         self._progress = progress
         self._start_s = start_s
         self._sites = [name for name, site in topology.sites.items() if site.launch == "local"]
@@ -160,9 +168,8 @@ class Deployment:
 
     async def inventory(self, site: str) -> dict[str, Any]:
         """What a site's agent knows. Raises httpx.HTTPError."""
-        headers = {"authorization": f"Bearer {self._secret}"}
-        async with httpx.AsyncClient(headers=headers, timeout=5.0, trust_env=False) as http:
-            answered = await http.get(f"http://{self.agents[site]}/inventory")
+        async with site_client(site, self._secret, self._tls, timeout_s=5.0) as http:
+            answered = await http.get(f"{base_url(self.agents[site], self._tls)}/inventory")
             answered.raise_for_status()
             inventory: dict[str, Any] = answered.json()
             return inventory
@@ -204,14 +211,17 @@ class Deployment:
         await self._until_up()
 
     async def _spec(self, site: str, port: int) -> SiteSpec:
-        home = self._topology.gateway.site
+        home, tls = self._topology.gateway.site, self._topology.security.tls
         gateway = await self.directory.seen(self._gateway, home, site, "control")
         return SiteSpec(
             site=site,
             workers=worker_configs(self._topology, site, self._model),
-            gateway=f"http://{gateway}",
+            gateway=base_url(gateway, self._tls),
+            gateway_site=home,
             host=HOST,
             port=port,
+            tls=None if tls is None else tls.files(site),
+            sites=tuple(self._topology.sites),
         )
 
     def _environment(self, address: str) -> dict[str, str]:
@@ -313,7 +323,7 @@ class Deployment:
             "log_dir": str(self._logs),
             "sites": [dataclasses.asdict(spec) for spec in specs],
         }
-        order.write_text(json.dumps(content))
+        order.write_text(json.dumps(content, default=str))  # paths are text in it
         argv = [sys.executable, "-m", "orchestrator.live.create_agents", str(order), str(result)]
         self._command(HELPER, argv, environment)
         await asyncio.wait((self._helped, self.failed), return_when=asyncio.FIRST_COMPLETED)
@@ -337,6 +347,8 @@ class Deployment:
                 try:
                     inventory = await self.inventory(site)
                 except httpx.HTTPError as error:
+                    if refusal(error) is not None:  # as it is now it will stay
+                        raise LaunchFailed(f"agent of {site}: {refusal(error)}") from error
                     log.info("agent away", extra={"site": site, "reason": repr(error)})
                     states.append(None)
                     continue

@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 
 from orchestrator.live.agent import SiteAgent, SiteSpec, Unavailable
 from orchestrator.membership.inventory import Description, Phase
+from transport.tls import TlsError, load_contexts
 from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig
 from workers.service.logs import log_to
 from workers.service.process import WorkerProcess
@@ -185,7 +186,8 @@ class AgentActor:
         try:
             uvloop.run(self._serve())
         except BaseException as error:
-            if isinstance(error, OSError) and not self._settled.is_set():  # its port is taken
+            # Its port is taken, or its certificate is of no use.
+            if isinstance(error, OSError | TlsError) and not self._settled.is_set():
                 self._failure = f"agent of {self._spec.site}: {error}"
                 self._settled.set()
                 return
@@ -194,7 +196,9 @@ class AgentActor:
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     async def _serve(self) -> None:
-        agent = SiteAgent(self._spec, self._placer, os.environ[SECRET_ENV])
+        spec = self._spec
+        tls = None if spec.tls is None else load_contexts(spec.tls, spec.site, spec.sites)
+        agent = SiteAgent(spec, self._placer, os.environ[SECRET_ENV], tls)
         await agent.run(self._settled.set)
 
     def wait_ready(self) -> str:

@@ -11,10 +11,12 @@ from pathlib import Path
 from orchestrator.errors import UserError
 from orchestrator.live.driver import Record
 from orchestrator.live.gateway import Gateway, load_tokenizer, read_api_keys, read_card, take_port
-from orchestrator.live.launch import Deployment, LaunchFailed
+from orchestrator.live.launch import HOST, Deployment, LaunchFailed
 from orchestrator.topology.schema import Topology
+from transport.tls import TlsContexts, TlsError, load_contexts
 from workers.engines.models import ModelError, Progress, resolve_model
 from workers.service.config import SECRET_ENV
+from workers.service.front import listen
 
 READY_S = 60.0  # from the last worker up to its first word at the gateway
 
@@ -45,6 +47,17 @@ def check_startable(topology: Topology) -> None:
                 )
 
 
+def gateway_tls(topology: Topology) -> TlsContexts | None:
+    """The gateway's own, which is its site's. Raises UserError."""
+    tls, site = topology.security.tls, topology.gateway.site
+    if tls is None:
+        return None
+    try:
+        return load_contexts(tls.files(site), site, topology.sites)
+    except TlsError as error:
+        raise UserError(f"security.tls: {error}") from error
+
+
 @contextlib.asynccontextmanager
 async def running(
     topology: Topology,
@@ -62,7 +75,11 @@ async def running(
     check_startable(topology)
     api_keys = read_api_keys(topology)
     host, port = topology.gateway.host, topology.gateway.port
-    with contextlib.closing(take_port(host, port)) as listening:
+    tls = gateway_tls(topology)
+    with (
+        contextlib.closing(take_port(host, port)) as public,
+        contextlib.closing(listen(HOST, 0)) as internal,
+    ):
         try:
             directory = await asyncio.to_thread(resolve_model, topology.model, model_progress)
         except ModelError as error:
@@ -73,8 +90,9 @@ async def running(
         deployment = Deployment(
             topology,
             model=str(directory),
-            gateway=f"{host}:{port}",
+            gateway=f"{HOST}:{internal.getsockname()[1]}",
             secret=secret,
+            tls=None if tls is None else tls.client,
             progress=progress,
             log_dir=log_dir,
         )
@@ -90,8 +108,9 @@ async def running(
                 secret=secret,
                 api_keys=api_keys,
                 record=record,
+                tls=tls,
             )
-            serving = asyncio.create_task(gateway.run(listening, stop))
+            serving = asyncio.create_task(gateway.run(public, internal, stop))
             try:
                 problem = await gateway.ready(READY_S)
                 if problem is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.catalogue import Catalogue, load_catalogue
+from orchestrator.topology.certificates import absolute, tls_mistakes
 from orchestrator.topology.document import read_document
 from orchestrator.topology.mistakes import Path, TopologyError, unknown
 from orchestrator.topology.rules import NO_ROLES, Draft, Found, broken_rules
@@ -14,12 +15,9 @@ from orchestrator.topology.schema import ONE_DELAY, Pool, Topology
 from orchestrator.topology.strict import check, validate
 from workers.api.messages import Role
 
-# Keys that DESIGN names but nothing reads yet: refused with the reason instead of a guess.
-NOT_YET = {"tls": "not supported yet; leave it out (traffic between sites is not encrypted)"}
-
 
 def load_topology(path: str | FilePath) -> Topology:
-    """The topology in a file, its model directory (if it names one) made absolute.
+    """The topology in a file, the paths it names made absolute.
 
     Raises TopologyError with every mistake in the file.
     """
@@ -33,14 +31,16 @@ def load_topology(path: str | FilePath) -> Topology:
     if mistakes or topology is None:
         raise TopologyError(mistakes)
     directory = _model_directory(topology.model, file.parent)
-    return topology.model_copy(update={"model": str(directory)}) if directory else topology
+    security = topology.security.model_copy(
+        update={"tls": absolute(topology.security.tls, file.parent)}
+    )
+    model = topology.model if directory is None else str(directory)
+    return topology.model_copy(update={"model": model, "security": security})
 
 
 def _own_words(path: Path, kind: str) -> str | None:
     """What is said of a mistake that this file knows more about."""
     key = str(path[-1]) if path else ""
-    if kind == "extra_forbidden":
-        return NOT_YET.get(key)
     return NO_ROLES if kind == "missing" and key == "roles" else None
 
 
@@ -62,6 +62,7 @@ def _rule_mistakes(
         if isinstance(raw, dict) and ("distance_km" in raw) == ("delay" in raw):
             yield ("links", i), ONE_DELAY
     yield from broken_rules(_draft(data, raw_pools))
+    yield from tls_mistakes(data, directory)
 
 
 def _raw_pools(data: dict[str, Any]) -> Iterator[tuple[tuple[str, str], object]]:

@@ -1,6 +1,7 @@
 """The nouns of a topology. A field's alias is its key in the file; its name says the unit."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
@@ -15,6 +16,7 @@ from orchestrator.topology.units import (
     parse_price_per_h,
     parse_rate_bytes_per_s,
 )
+from transport.tls import TlsFiles
 from workers.api.messages import Role
 
 # The way of a fibre is longer than the straight line (FACTS 4: 1.2-1.5), and light in glass
@@ -60,7 +62,8 @@ PricePerGB = Annotated[
 ]
 Positive = Annotated[int, Field(gt=0)]
 # Names become node labels, worker ids and metric labels.
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 class Strict(BaseModel):
@@ -181,10 +184,27 @@ class Policy(Strict):
     deadlines: Deadlines = Field(default_factory=Deadlines)
 
 
+class Tls(Strict):
+    """The certificates with which sites know each other, as PEM files.
+
+    `{site}` in `cert` and `key` stands for a site's name.
+    """
+
+    ca: str = Field(min_length=1)
+    cert: str = Field(min_length=1)
+    key: str = Field(min_length=1)
+
+    def files(self, site: str) -> TlsFiles:
+        """A site's own."""
+        cert, key = (path.replace("{site}", site) for path in (self.cert, self.key))
+        return TlsFiles(ca=Path(self.ca), cert=Path(cert), key=Path(key))
+
+
 class Security(Strict):
-    """Who may use the gateway."""
+    """Who may use the gateway, and how sites know each other."""
 
     api_keys_env: str | None = None  # the environment variable that holds the keys; None: open
+    tls: Tls | None = None  # None: traffic between sites is not encrypted
 
 
 class Topology(Strict):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from transport.tls import TlsFiles
 from workers.api.messages import Role
 
 
@@ -23,6 +24,7 @@ class WorkerConfig:
     """One worker: its place, its engine's size, its ports and its patience.
 
     `link_rates` is bytes/s of the line to each other site, for pacing KV; absent: not paced.
+    With `tls` all ports speak TLS and take connections from `sites` only.
     The deployment's secret is not in here: it comes through the environment (SECRET_ENV).
     """
 
@@ -45,6 +47,8 @@ class WorkerConfig:
     drain_s: float = 60.0
     stall_s: float = 30.0  # one step or call longer than this: the engine hangs
     link_rates: Mapping[str, float] = field(default_factory=dict)
+    tls: TlsFiles | None = None
+    sites: tuple[str, ...] = ()
 
 
 SECRET_ENV = "PDD_SECRET"

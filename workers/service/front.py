@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import uvicorn
@@ -27,11 +28,13 @@ def listen(host: str, port: int) -> socket.socket:
 class Front(uvicorn.Server):
     """uvicorn without its signal handlers: the process decides what a signal means.
 
-    `serve(sockets=[...])` ends once `should_exit` is set; `up` is set when it answers.
+    `serve(sockets=[...])` ends once `should_exit` is set; `up` is set when it answers. With `tls`
+    it speaks nothing else.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
         self.up = asyncio.Event()
+        self._tls = tls
         super().__init__(
             uvicorn.Config(
                 app,
@@ -44,6 +47,7 @@ class Front(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.ssl = self._tls
         await super().startup(sockets)
         self.up.set()
 

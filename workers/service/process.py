@@ -15,6 +15,7 @@ from typing import Any
 import uvloop
 from pydantic import TypeAdapter, ValidationError
 
+from transport.tls import TlsContexts, TlsError, load_contexts
 from workers.costs import MeasuredCosts
 from workers.engines.base import Engine
 from workers.engines.models import ModelError, resolve_model
@@ -96,6 +97,7 @@ class WorkerProcess:
             raise StartFailed(f"{SECRET_ENV} is not set: a worker needs the deployment's secret")
         if config.engine not in ENGINES:
             raise StartFailed(f"engine {config.engine!r}: known are {', '.join(ENGINES)}")
+        tls = self._contexts()
         # Bound before the slow loading, so that a taken port shows at once.
         http = _listen(config.host, config.http_port)
         _listen(config.host, config.kv_port).close()
@@ -103,7 +105,7 @@ class WorkerProcess:
         engine = self._load()
         try:
             with http:
-                return uvloop.run(self._serve(engine, secret, http))
+                return uvloop.run(self._serve(engine, secret, tls, http))
         except OSError as error:
             raise StartFailed(f"cannot serve: {error}") from error
 
@@ -122,6 +124,15 @@ class WorkerProcess:
             if self._server is not None:
                 self._server.drain()
 
+    def _contexts(self) -> TlsContexts | None:
+        config = self._config
+        if config.tls is None:
+            return None
+        try:
+            return load_contexts(config.tls, config.site, config.sites)
+        except TlsError as error:
+            raise StartFailed(str(error)) from error
+
     def _load(self) -> Engine:
         config = self._config
         try:
@@ -136,7 +147,9 @@ class WorkerProcess:
             what = f"{type(error).__name__}: {text[0]}"
             raise StartFailed(f"cannot load {config.model!r}: {what}") from error
 
-    async def _serve(self, engine: Engine, secret: str, http: socket.socket) -> int:
+    async def _serve(
+        self, engine: Engine, secret: str, tls: TlsContexts | None, http: socket.socket
+    ) -> int:
         config = self._config
         worker = Worker(
             config.name,
@@ -145,7 +158,7 @@ class WorkerProcess:
             hold_s=config.hold_s,
             lease_s=config.lease_s,
         )
-        server = WorkerServer(config, worker, engine, secret)
+        server = WorkerServer(config, worker, engine, secret, tls)
         with self._lock:
             self._server = server
             if self._ending:

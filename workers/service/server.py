@@ -14,6 +14,7 @@ from typing import Any
 from transport.base import StreamId
 from transport.tcp.client import KVClient
 from transport.tcp.server import KVServer
+from transport.tls import TlsContexts
 from workers.api.messages import HEARTBEAT_S, DownMessage, Load, Stop
 from workers.engines.base import Engine, SeqId
 from workers.handover import LEG_ENDED
@@ -38,10 +39,18 @@ class WorkerServer:
     Built and run inside one event loop; `drain` and `stop` may be called from any thread.
     """
 
-    def __init__(self, config: WorkerConfig, worker: Worker, engine: Engine, secret: str) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        worker: Worker,
+        engine: Engine,
+        secret: str,
+        tls: TlsContexts | None,
+    ) -> None:
         self._config = config
         self._engine = engine
         self._secret = secret
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self.up = False
@@ -84,7 +93,9 @@ class WorkerServer:
     async def run(self, http: socket.socket) -> int:
         """Serve on `http` until the end; the exit code. Raises OSError if a port is taken."""
         await self._kv.start()
-        front = Front(build_app(self, self._secret))
+        front = Front(
+            build_app(self, self._secret), None if self._tls is None else self._tls.server
+        )
         self._thread.start()
         serving = asyncio.create_task(front.serve(sockets=[http]))
         beating = asyncio.create_task(self._beat())

@@ -24,6 +24,11 @@ SURFACE = {
     "bench mutants": ["--jobs", "--markdown", "--seeds", "-o/--output", "names"],
     "bench parity": ["-o/--output", "file"],
     "bench schedule": ["--seeds", "-o/--output"],
+    "init": ["--certs", "--sites", "-o/--output", "file"],
+    "lab": [
+        *("--buffer", "--delay", "--far", "--jitter", "--link", "--loss", "--mtu", "--near"),
+        *("--rate", "--seed", "--sysctl", "-o/--output", "file"),
+    ],
     "serve": ["--gateway-site", "--logs", "--port", "--record", "-o/--output", "file"],
     "status": ["--key", "--url", "-o/--output"],
     "validate": ["-o/--output", "file"],

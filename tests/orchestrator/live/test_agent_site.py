@@ -108,6 +108,7 @@ def spec(gateway: str | None = None, start_s: float = 60.0) -> SiteSpec:
         site="hami",
         workers=(worker("hami/p/0"), worker("hami/p/1")),
         gateway=gateway,
+        gateway_site="shenzhen",
         port=free_port(),
         start_s=start_s,
     )
@@ -144,7 +145,7 @@ class Site:
 @contextlib.asynccontextmanager
 async def running(told: SiteSpec, nodes: Nodes) -> AsyncIterator[Site]:
     """An agent that is killed at the end, not stopped."""
-    agent = SiteAgent(told, nodes, SECRET)
+    agent = SiteAgent(told, nodes, SECRET, None)
     ready = asyncio.Event()
     task = asyncio.create_task(agent.run(ready.set))
     async with asyncio.timeout(5.0):
@@ -325,7 +326,7 @@ def test_an_agent_that_cannot_watch_any_more_ends_with_the_cause():
         nodes.workers["hami/p/0"] = Broken(told.workers[0])
         with pytest.raises(LookupError, match="a defect"):
             async with asyncio.timeout(5.0):
-                await SiteAgent(told, nodes, SECRET).run(lambda: None)
+                await SiteAgent(told, nodes, SECRET, None).run(lambda: None)
         assert not nodes.workers["hami/p/1"].removed
 
     asyncio.run(scenario())

@@ -57,8 +57,10 @@ async def connected(peer: Peer, ear: Ear) -> AsyncIterator[WorkerChannel]:
     channel = WorkerChannel(
         NAME,
         Place(control=url, tokens=url),
+        site="hami",
         gateway="gw-1",
         secret="s3cret",
+        tls=None,
         unreachable_s=UNREACHABLE_S,
         listener=ear,
     )

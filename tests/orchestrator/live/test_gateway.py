@@ -48,8 +48,10 @@ SECRET = {"authorization": "Bearer s3cret"}
 class World:
     """A running gateway, its three workers and a client."""
 
-    def __init__(self, url: str, http: httpx.AsyncClient, peers: dict[str, Peer]) -> None:
-        self.url, self.http, self.peers = url, http, peers
+    def __init__(
+        self, url: str, internal: str, http: httpx.AsyncClient, peers: dict[str, Peer]
+    ) -> None:
+        self.url, self.internal, self.http, self.peers = url, internal, http, peers
         self.writers: dict[str, asyncio.StreamWriter] = {}
 
     async def lease(self, site: str, headers: dict[str, str] = SECRET) -> httpx.Response:
@@ -67,7 +69,7 @@ class World:
             if name.startswith(site)
         ]
         body = {"site": site, "agent_epoch": 1, "workers": workers}
-        return await self.http.post(f"{self.url}/internal/lease", json=body, headers=headers)
+        return await self.http.post(f"{self.internal}/internal/lease", json=body, headers=headers)
 
     async def get(self, path: str) -> httpx.Response:
         return await self.http.get(f"{self.url}{path}", headers=KEY)
@@ -142,16 +144,19 @@ async def world() -> AsyncIterator[World]:
         api_keys=frozenset({"k1"}),
     )
     stop = asyncio.Event()
-    with contextlib.closing(take_port("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        running = asyncio.create_task(gateway.run(listening, stop))
+    with (
+        contextlib.closing(take_port("127.0.0.1", 0)) as public,
+        contextlib.closing(take_port("127.0.0.1", 0)) as internal,
+    ):
+        urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in (public, internal)]
+        running = asyncio.create_task(gateway.run(public, internal, stop))
         async with contextlib.AsyncExitStack() as stack:
             peers = {name: await stack.enter_async_context(serving()) for name in WORKERS}
             for name, peer in peers.items():
                 peer.name = name
             http = await stack.enter_async_context(httpx.AsyncClient(timeout=8.0))
             try:
-                yield World(f"http://127.0.0.1:{port}", http, peers)
+                yield World(*urls, http, peers)
             finally:
                 stop.set()
                 async with asyncio.timeout(8.0):
@@ -241,12 +246,13 @@ def test_agents_and_clients_have_keys_of_their_own() -> None:
         assert (await w.lease("hami", KEY)).status_code == 401
         assert (await w.http.get(f"{w.url}/status", headers=SECRET)).status_code == 401
         assert (await w.http.get(f"{w.url}/health")).status_code == 200
-        bad = await w.http.post(f"{w.url}/internal/lease", json={"site": 1}, headers=SECRET)
+        bad = await w.http.post(f"{w.internal}/internal/lease", json={"site": 1}, headers=SECRET)
         assert (bad.status_code, bad.json()["error"]) == (
             400,
             "site: missing, or not of type str",
         )
-        assert (await w.http.post(f"{w.url}/internal/x", headers=SECRET)).status_code == 404
+        assert (await w.http.post(f"{w.internal}/internal/x", headers=SECRET)).status_code == 404
+        assert (await w.http.post(f"{w.url}/internal/lease", headers=KEY)).status_code == 404
 
     play(scenario)
 

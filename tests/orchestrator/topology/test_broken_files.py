@@ -94,9 +94,8 @@ CASES = {
     ),
     "tls": (
         "policy: {route: relay}",
-        "security: {tls: {ca: ca.pem}}",
-        "13:12: security.tls: not supported yet; leave it out (traffic between sites is not "
-        "encrypted)",
+        "security: {tls: {ca: ca.pem, cert: '', key: '{site}.key'}}",
+        "13:36: security.tls.cert: must not be empty",
     ),
     "no roles": (
         "{chip: h200, roles: [main]}",
@@ -362,7 +361,7 @@ sites:
 links:
   - {between: [hami, shenzen], bandwidth: 20G, jitter: -1ms}
 gateway: {site: shenzhen, port: 0}
-security: {tls: {}}
+security: {tls: {ca: 1, cert: 'a.pem', key: 'a.key'}}
 slo: {ttft: 2}
 """
     assert mistakes(tmp_path, text) == [
@@ -382,8 +381,7 @@ slo: {ttft: 2}
         "bytes per second",
         "12:56: links[0].jitter: a duration must not be negative, got '-1ms'",
         "13:33: gateway.port: must be at least 1, got 0",
-        "14:12: security.tls: not supported yet; leave it out (traffic between sites is not "
-        "encrypted)",
+        "14:22: security.tls.ca: expected text, got 1",
         "15:13: slo.ttft: 2 has no unit; write it such as 50ms",
     ]
 
