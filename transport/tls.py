@@ -4,7 +4,6 @@ A site's certificate carries its name as a DNS name (`site_hostname`). Who dials
 the site it means, so that the check holds whatever address or forwarded port is dialled.
 """
 
-import asyncio
 import datetime
 import logging
 import ssl
@@ -91,31 +90,37 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-async def open_connection(
-    host: str, port: int, context: ssl.SSLContext, site: str, *, limit: int
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to a port of `site`; `limit` bounds the reader's buffer in bytes.
-
-    Raises TlsRefused when we refuse the peer, and OSError. When the peer refuses us that may show
-    only at the first read, which then raises TlsRefused.
-    """
-    dial = _Dial(context)
-    try:
-        return await asyncio.open_connection(
-            host, port, limit=limit, ssl=dial, server_hostname=site_hostname(site)
-        )
-    except OSError as error:
-        refused = None if dial.made is None else dial.made.refused
-        if refused is None:
-            raise
-        raise refused from error
-
-
 def refusal(error: BaseException | None) -> TlsRefused | None:
     """The refusal behind an error, however often it was wrapped."""
     while error is not None and not isinstance(error, TlsRefused):
         error = error.__cause__ or error.__context__
     return error
+
+
+class OneConnection(ssl.SSLContext):
+    """A context for one connection whose owner wants to know and tell why it was refused.
+
+    Pass it to the event loop in the place of the context it is made of. Loops keep the connection
+    to themselves, and of a refusal they may report no more than that the peer has left.
+    """
+
+    def __new__(cls, context: ssl.SSLContext) -> "OneConnection":
+        return super().__new__(cls, context.protocol)
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        self._made: _Connection | None = None
+
+    @property
+    def refused(self) -> TlsRefused | None:
+        """Why one end refused the other; None: neither did so far."""
+        return None if self._made is None else self._made.refused
+
+    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
+        made = self._context.wrap_bio(*arguments, **options)
+        if isinstance(made, _Connection):
+            self._made, made.silent = made, True
+        return made
 
 
 # ---------------------------------------------------------------------------------------- contexts
@@ -138,6 +143,7 @@ class _Connection(ssl.SSLObject):
     ours: str  # who we are
     known: frozenset[str] | None  # whom we take, by DNS name; None: all that the CA knows
     refused: TlsRefused | None = None
+    silent = False  # somebody else tells of a refusal
 
     def do_handshake(self) -> None:
         if self.refused is not None:
@@ -167,26 +173,9 @@ class _Connection(ssl.SSLObject):
 
     def _refuse(self, why: str) -> TlsRefused:
         self.refused = TlsRefused(f"{why}; ours is {self.ours}")
-        if self.server_side:
+        if self.server_side and not self.silent:
             log.warning("TLS connection refused: %s", self.refused)
         return self.refused
-
-
-class _Dial(ssl.SSLContext):
-    """A context for one connection, which is `made`: event loops keep it to themselves."""
-
-    made: _Connection | None = None
-
-    def __new__(cls, context: ssl.SSLContext) -> "_Dial":
-        return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self._context = context
-
-    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
-        made = self._context.wrap_bio(*arguments, **options)
-        self.made = made if isinstance(made, _Connection) else None
-        return made
 
 
 def _peer_names(connection: ssl.SSLObject) -> list[str]:
@@ -213,7 +202,7 @@ REASONS = {
     "HTTP_REQUEST": "the peer does not speak TLS",
     "WRONG_VERSION_NUMBER": "the peer does not speak TLS",
     "UNSUPPORTED_PROTOCOL": "the peer speaks no TLS 1.3",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "the peer does not take TLS 1.3",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the peer does not take our version of TLS",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer wants a certificate and got none",
     "TLSV1_ALERT_UNKNOWN_CA": "the peer refused our certificate: it is of another CA than its own",
     "SSLV3_ALERT_BAD_CERTIFICATE": "the peer refused our certificate: it wants another site's",

@@ -95,7 +95,7 @@ CASES = {
     "tls": (
         "policy: {route: relay}",
         "security: {tls: {ca: ca.pem, cert: '', key: '{site}.key'}}",
-        "13:36: security.tls.cert: must not be empty",
+        "13:30: security.tls.cert: must not be empty",
     ),
     "no roles": (
         "{chip: h200, roles: [main]}",
