@@ -1,13 +1,11 @@
 """KV from leg to leg: exports, imports and the short way within one worker."""
 
-import json
-from dataclasses import asdict
-
 from transport.base import Offer, OfferRefused, StreamId
 from workers import answers
 from workers.absent import Absent
 from workers.api.messages import Role, SendKV
 from workers.engines.base import SeqId
+from workers.kv.prefix import CANONICAL_TOKENS, block_names
 from workers.legs import Leg
 from workers.outputs import CloseStream, DropImport, OpenStream, Output
 from workers.runner import Runner
@@ -29,8 +27,7 @@ class Handover:
         self._runner = runner
         self._absent = absent
         self._shares: dict[SeqId, SeqId] = {}  # target -> source, both on this worker
-        fingerprint = asdict(runner.engine.info.fingerprint)
-        self._fingerprint = json.loads(json.dumps(fingerprint))
+        self._fingerprint = runner.engine.info.fingerprint.canonical
 
     # ---------------------------------------------------------------- out
 
@@ -58,6 +55,7 @@ class Handover:
             stop=send.stop,
             codec=send.codec,
             cache_salt=leg.start.cache_salt,
+            blocks=self._blocks(leg, send.stop),
         )
         return [opened, *self._runner.aim(leg)]
 
@@ -193,13 +191,6 @@ class Handover:
         """Why the offered KV is not this leg's; None: it is. Both values where they differ."""
         if leg.start.role is Role.PREFILL:
             return f"leg {leg.seq.epoch} of {leg.seq.request} is a prefill: it imports nothing"
-        try:
-            theirs = json.loads(offer.fingerprint)
-        except ValueError:
-            theirs = None
-        if theirs != self._fingerprint:
-            mine = json.dumps(self._fingerprint, sort_keys=True)
-            return f"fingerprint here {mine}, offered {offer.fingerprint}"
         rows = 2 * self._runner.engine.info.fingerprint.layers
         if offer.slices_per_token != rows:
             return f"slices per token here {rows}, offered {offer.slices_per_token}"
@@ -209,7 +200,20 @@ class Handover:
             return f"tokens wanted here {leg.import_tokens}, offered up to {offer.stop}"
         if offer.start > leg.have and not leg.landed:
             return f"tokens here {leg.have}, offered from {offer.start}"
+        # A source may not know its last tokens yet: what both can name must be the same.
+        pairs = zip(self._blocks(leg, offer.stop), offer.blocks, strict=False)
+        for block, (ours, theirs) in enumerate(pairs):
+            if ours != theirs:
+                first = block * CANONICAL_TOKENS
+                names = f"here {ours.hex()}, offered {theirs.hex()}"
+                return f"content of tokens {first}-{first + CANONICAL_TOKENS}: {names}"
         return None
+
+    def _blocks(self, leg: Leg, stop: int) -> tuple[bytes, ...]:
+        """The names of the content of a leg's tokens [0, stop), as far as they are known."""
+        start = leg.start
+        tokens = [*start.prompt_ids, *leg.own][:stop]
+        return block_names(self._fingerprint, start.cache_salt, tokens)
 
 
 def _same_tokens(source: Leg, leg: Leg) -> bool:

@@ -26,6 +26,7 @@ class OpenStream:
     stop: int
     codec: str
     cache_salt: str
+    blocks: tuple[bytes, ...]  # names of the content of tokens [0, stop), see workers.kv.prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,13 @@ from workers.api.info import Part
 from workers.api.messages import KVFailed, Landed, Role, TokenRun
 from workers.engines.base import SeqId
 from workers.handover import LEG_ENDED
+from workers.kv.prefix import block_names
 from workers.outputs import CloseStream, DropImport, OpenStream
 from workers.worker import NotYet
 
 TEXT = continuation(LIMIT)
 STREAM = StreamId("r", 1, 2)
+NAMES = block_names(MODEL.fingerprint.canonical, "", PROMPT)
 LANDED = Landed(request="r", epoch=2, covered=0)
 
 
@@ -58,6 +60,7 @@ def test_sendkv_opens_one_stream() -> None:
             stop=len(PROMPT),
             codec="raw",
             cache_salt="s",
+            blocks=block_names(MODEL.fingerprint.canonical, "s", PROMPT),
         )
     ]
 
@@ -176,8 +179,10 @@ def test_an_offer_is_answered_while_a_step_runs() -> None:
 @pytest.mark.parametrize(
     ("changes", "both"),
     [
-        ({"fingerprint": "{}"}, ("simulated:simulated", "{}")),
-        ({"fingerprint": "nonsense"}, ("simulated:simulated", "nonsense")),
+        (
+            {"blocks": (*NAMES[:1], b"other" * 3 + b"!")},
+            (NAMES[1].hex(), "tokens 16-32", "6f7468"),
+        ),
         ({"slices_per_token": 60}, ("here 4", "offered 60")),
         ({"cache_salt": "x"}, ("here ''", "offered 'x'")),
         ({"stop": 41}, ("here 40", "offered up to 41")),
@@ -185,7 +190,7 @@ def test_an_offer_is_answered_while_a_step_runs() -> None:
     ],
 )
 def test_an_offer_of_other_kv_is_refused_with_both_values(
-    changes: dict[str, object], both: tuple[str, str]
+    changes: dict[str, object], both: tuple[str, ...]
 ) -> None:
     rig = Rig()
     rig.send(start())
@@ -197,7 +202,7 @@ def test_an_offer_of_other_kv_is_refused_with_both_values(
 def test_an_offer_from_another_model_is_refused() -> None:
     rig = Rig()
     rig.send(start())
-    with pytest.raises(OfferRefused, match="fingerprint here"):
+    with pytest.raises(OfferRefused, match="content of tokens 0-16"):
         rig.worker.offered(offer(STREAM, model=replace(MODEL, name="other")), rig.now)
 
 
@@ -240,7 +245,7 @@ def test_a_cache_salt_keeps_prefixes_apart() -> None:
     rig = prefilled()
     rig.send(stop(epoch=1))
     rig.send(start(cache_salt="other"))
-    assert rig.worker.offered(offer(STREAM, cache_salt="other"), rig.now) == 0
+    assert rig.worker.offered(offer(STREAM, cache_salt="other", blocks=()), rig.now) == 0
 
 
 def test_an_import_that_ends_short_fails_and_another_source_completes_it() -> None:

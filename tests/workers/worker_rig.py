@@ -1,7 +1,6 @@
 """A worker core over a simulated engine, with its own clock: what the worker tests drive."""
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from transport.base import Offer, StreamId
@@ -24,6 +23,7 @@ from workers.costs import MeasuredCosts
 from workers.engines.base import SeqId, SequenceSpec
 from workers.engines.simulated.engine import SimulatedEngine
 from workers.engines.simulated.model import SimulatedModel
+from workers.kv.prefix import block_names
 from workers.outputs import Output, Up
 from workers.worker import Worker
 
@@ -188,8 +188,8 @@ def offer(
         start=0,
         stop=stop,
         slices_per_token=2 * MODEL.layers,
-        fingerprint=json.dumps(asdict(model.fingerprint)),
         cache_salt="",
+        blocks=block_names(model.fingerprint.canonical, "", PROMPT[:stop]),
     )
     return replace(whole, **changes)
 

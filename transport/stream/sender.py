@@ -74,6 +74,7 @@ class Sender:
         self._opened = 0
         self._changed: dict[StreamId, None] = {}
         self._goodput = DeliveryRate()
+        self._coded = self._raw = 1  # bytes written so far, and what they were before coding
         self._round_trip = RoundTrip()
         self._last_break = ""
 
@@ -256,6 +257,8 @@ class Sender:
         starved = not any(other.queue for other in self.streams.values())
         out.flying[key] = Flight(conn, self._goodput.sent(now, starved=starved))
         self._flying_bytes += len(data.body)
+        self._coded += len(data.body)
+        self._raw += data.raw_bytes
         out.sent_bytes += len(data.body)
         if key in out.written:
             out.resent_bytes += len(data.body)
@@ -362,7 +365,9 @@ class Sender:
 
     def _first(self, streams: Iterable[Outgoing], now: float) -> Outgoing | None:
         """The one that ranks first; of equal ones, what was opened first."""
-        ageing = ageing_bytes_per_s(self._goodput.bytes_per_s)
+        coded = self._goodput.bytes_per_s
+        # Streams are ranked by their raw bytes, so the line's rate is taken in the same.
+        ageing = ageing_bytes_per_s(None if coded is None else coded * self._raw / self._coded)
         return min(
             streams,
             key=lambda o: (

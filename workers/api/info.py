@@ -1,6 +1,7 @@
 """What a worker is: its model's fingerprint, its KV layout and its limits."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 
@@ -24,6 +25,11 @@ class Fingerprint:
     rope: str
     windows: tuple[int | None, ...]  # sliding window per layer, in tokens; None: full attention
 
+    @property
+    def canonical(self) -> str:
+        """JSON with sorted keys and no spaces: the same text wherever the model is the same."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
@@ -37,6 +43,11 @@ class EngineInfo:
     max_context: int
     vocab_size: int
     stop_ids: tuple[int, ...]
+
+    @property
+    def layout(self) -> str:
+        """How the cache lies in this engine's memory; peers are told, and need not have it."""
+        return f"{self.engine}, blocks of {self.block_size} tokens"
 
     @property
     def kv_bytes_per_token(self) -> int:

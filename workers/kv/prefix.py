@@ -30,6 +30,13 @@ def next_key(parent: bytes, ids: Sequence[int]) -> bytes:
     return blake2b(parent + _IDS.pack(*ids), digest_size=_DIGEST_BYTES).digest()
 
 
+def block_names(fingerprint: str, cache_salt: str, tokens: Sequence[int]) -> tuple[bytes, ...]:
+    """The names of all whole canonical blocks of `tokens`."""
+    chain: list[bytes] = []
+    extend_chain(chain, root_key(fingerprint, cache_salt), tokens, len(tokens))
+    return tuple(chain)
+
+
 def extend_chain(chain: list[bytes], root: bytes, tokens: Sequence[int], count: int) -> None:
     """Append to `chain` the names of the canonical blocks of `tokens[:count]` it lacks."""
     for block in range(len(chain), count // CANONICAL_TOKENS):

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from transport.base import StreamId
 from transport.stream.sender import StreamBroken
-from transport.tcp.client import KVClient, Outgoing
+from transport.tcp.client import KVClient, KVStream
+from transport.tcp.peer import Route
 from workers.engines.base import Engine, SeqId
 from workers.outputs import OpenStream
 from workers.streams.exports import Exports, Unsent, as_slice, why_failed
@@ -16,21 +17,24 @@ log = logging.getLogger(__name__)
 
 
 class Exporter:
-    """All streams this worker sends. `watch` and the engine's listener run in its thread."""
+    """All streams this worker sends. `watch` and the engine's listener run in its thread.
+
+    `routes` tells how to reach an address at a site ("" is this one).
+    """
 
     def __init__(
         self,
         engine: Engine,
         client: KVClient,
         readers: ThreadPoolExecutor,
-        link_rates: Mapping[str, float],
+        routes: Callable[[str, str], Route],
         on_done: Callable[[StreamId], None],
         on_failed: Callable[[StreamId, str], None],
     ) -> None:
         self._engine = engine
         self._client = client
         self._readers = readers
-        self._link_rates = link_rates
+        self._routes = routes
         self._on_done = on_done
         self._on_failed = on_failed
         self._layers = engine.info.fingerprint.layers
@@ -86,7 +90,8 @@ class Exporter:
         """Of the path that was used last; None: nothing was sent yet."""
         if self._last_address is None:
             return None
-        return self._client.estimate(self._last_address).goodput_bytes_per_s
+        estimate = self._client.estimate(self._last_address)
+        return None if estimate is None else estimate.goodput_bytes_per_s
 
     async def shutdown(self) -> None:
         tasks = list(self._tasks.values())
@@ -112,7 +117,10 @@ class Exporter:
         self._last_address = address
         offer = self._exports.offer(order)
         out = await self._client.open(
-            address, offer, order.codec, link_rate_bytes_per_s=self._link_rates.get(site)
+            self._routes(address, site),
+            offer,
+            order.codec,
+            token_bytes=self._engine.info.kv_bytes_per_token,
         )
         try:
             await self._send_all(order, out)
@@ -121,7 +129,7 @@ class Exporter:
             out.cancel()
             raise
 
-    async def _send_all(self, order: OpenStream, out: Outgoing) -> None:
+    async def _send_all(self, order: OpenStream, out: KVStream) -> None:
         unsent = Unsent(self._layers, max(order.start, out.have), order.stop)
         news = self._news[order.stream]
         while not unsent.empty:

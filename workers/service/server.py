@@ -13,8 +13,9 @@ from typing import Any
 
 from transport.base import StreamId
 from transport.tcp.client import KVClient
+from transport.tcp.peer import Route
 from transport.tcp.server import KVServer
-from transport.tls import TlsContexts
+from transport.tls import TlsContexts, site_hostname
 from workers.api.messages import HEARTBEAT_S, DownMessage, Load, Stop
 from workers.engines.base import Engine, SeqId
 from workers.handover import LEG_ENDED
@@ -73,21 +74,28 @@ class WorkerServer:
         self._streams = TokenStreams(self._info)
         self._thread = EngineThread(worker, engine, self._outputs, self._end_soon)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="kv-read")
-        self._client = KVClient(name=config.name, secret=secret)
+        info = engine.info
+        about = {
+            "name": config.name,
+            "secret": secret,
+            "model": info.fingerprint.canonical,
+            "layout": info.layout,
+        }
+        self._client = KVClient(**about, tls=None if tls is None else tls.client)
         self._exporter = Exporter(
             engine,
             self._client,
             self._readers,
-            config.link_rates,
+            self._route,
             on_done=self._export_done,
             on_failed=self._export_failed,
         )
         self._kv = KVServer(
             Importer(engine, self._thread),
-            name=config.name,
-            secret=secret,
+            **about,
             host=config.host,
             port=config.kv_port,
+            tls=None if tls is None else tls.server,
         )
 
     async def run(self, http: socket.socket) -> int:
@@ -236,6 +244,14 @@ class WorkerServer:
                 self._exporter.close(output.stream)
             elif isinstance(output, DropImport):
                 self._kv.cancel(output.stream, LEG_ENDED)
+
+    def _route(self, address: str, site: str) -> Route:
+        """How KV for a worker of `site` travels."""
+        return Route(
+            address=address,
+            hostname=site_hostname(site),
+            rate_bytes_per_s=self._config.link_rates.get(site),
+        )
 
     def _export_done(self, stream: StreamId) -> None:
         self._thread.submit(lambda worker, now: worker.export_completed(stream, now))

@@ -1,13 +1,11 @@
 """KV out, without I/O: how far each streamed sequence is computed, and what to send of it next."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import orjson
-
 from transport.base import Offer, Slice, SliceKey, StreamId
-from workers.api.info import Fingerprint, Part
+from workers.api.info import Part
 from workers.engines.base import Engine, KVSlice, SeqId
 from workers.outputs import OpenStream
 
@@ -40,7 +38,6 @@ class Exports:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._layers = engine.info.fingerprint.layers
-        self._fingerprint = canonical(engine.info.fingerprint)
         self._followed: dict[StreamId, _Followed] = {}
 
     def offer(self, order: OpenStream) -> Offer:
@@ -50,8 +47,8 @@ class Exports:
             start=order.start,
             stop=order.stop,
             slices_per_token=self._layers * len(Part),
-            fingerprint=self._fingerprint,
             cache_salt=order.cache_salt,
+            blocks=order.blocks,
         )
 
     def follow(self, order: OpenStream) -> None:
@@ -125,11 +122,6 @@ class Unsent:
         self._sent[layer] = stop
         self._second = Piece(layer, Part.VALUE, start, stop)
         return Piece(layer, Part.KEY, start, stop)
-
-
-def canonical(fingerprint: Fingerprint) -> str:
-    """JSON with sorted keys and no spaces: the same text wherever the model is the same."""
-    return orjson.dumps(asdict(fingerprint), option=orjson.OPT_SORT_KEYS).decode()
 
 
 def as_slice(kv: KVSlice) -> Slice:

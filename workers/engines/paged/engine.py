@@ -1,9 +1,7 @@
 """An engine's sequences over its block pool: all of the engine interface but the computing."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict
 from threading import Lock
 from typing import Generic
 
@@ -34,7 +32,7 @@ class PagedEngine(ABC, Generic[S]):
         self._block_size = info.block_size
         self._chunk_tokens = chunk_tokens
         self._layers = info.fingerprint.layers
-        self._fingerprint = json.dumps(asdict(info.fingerprint), sort_keys=True)
+        self._fingerprint = info.fingerprint.canonical
         self._bits = np.dtype(f"u{BYTES_PER_ELEMENT[info.fingerprint.kv_dtype]}")
 
     # ------------------------------------------------------------ what an engine adds
