@@ -1,50 +1,22 @@
 """One virtual worker's KV in and out: the transport's own machines over virtual connections."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
 
+from orchestrator.virtual.kv.inlet import Call, Host, Inlet
 from orchestrator.virtual.kv.outlet import Outlet
-from orchestrator.virtual.kv.pipe import Carried, Pipe, Read, Reader, read
+from orchestrator.virtual.kv.pipe import Reader
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
-from transport.base import Offer, Slice, StreamId, StreamStats
-from transport.codecs.table import decode_slice
-from transport.stream.frames import Data, Frame, FrameError, Goodbye, Hello, Ping, Pong
-from transport.stream.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Verdict
-from transport.stream.sender import RESUME_S as SENDER_RESUME_S
-from transport.stream.sender import Sender
-from transport.tcp.wire import HANDSHAKE_S, PING_EVERY_S, SILENCE_S
-from workers.engines.simulated.engine import SimulatedEngine, WrongKV
-from workers.handover import LEG_ENDED
-from workers.outputs import OpenStream, Output
-from workers.streams import imports
+from transport.base import StreamId
+from transport.stream.sender import PING_EVERY_S
+from transport.tcp.wire import HANDSHAKE_S
+from workers.outputs import OpenStream
 from workers.streams.exports import Exports
-from workers.worker import Worker
 
-T = TypeVar("T")
-Call = Callable[[Worker, float], Sequence[Output]]
 Find = Callable[[str], "KVPlane | None"]
 
-# A piece is decoded and stored in a thread, while the connection is read on.
-DECODE_S = 0.002
 NEAR_S = min(HANDSHAKE_S, PING_EVERY_S)  # see `KVPlane._plan`
-
-
-class Host(Protocol):
-    """The worker whose plane it is."""
-
-    process: Process
-    engine: SimulatedEngine
-
-    def submit(self, call: Call) -> None:
-        """Do this with the core, and carry out what comes of it."""
-
-    def look(self, call: Callable[[Worker, float], T]) -> T:
-        """Ask the core, without touching the engine."""
-
-    def wrong_kv(self, stream: StreamId, error: WrongKV) -> None:
-        """Checksums let pass what is not the KV of its tokens."""
 
 
 class KVPlane:
@@ -60,7 +32,9 @@ class KVPlane:
         self._find = find
         self._exports = Exports(host.engine)
         self._outlets: dict[str, Outlet] = {}
-        self._inlet = Inlet(host, self._todo_later, self._settle, self._wake)
+        self._inlet = Inlet(
+            host, network, tell=self._todo_later, settle=self._settle, wake=self._wake
+        )
         self._todo: deque[Call] = deque()
         self._wake_at: float | None = None
 
@@ -72,8 +46,7 @@ class KVPlane:
         if outlet is None:
             outlet = self._outlets[order.address] = self._outlet(order.address)
         self._exports.follow(order)
-        now = self._host.process.time()
-        outlet.open(order, Sender(self._exports.offer(order), now, resume_s=SENDER_RESUME_S))
+        outlet.open(order)
         self._asked()
 
     def close(self, stream: StreamId) -> None:
@@ -98,7 +71,7 @@ class KVPlane:
     @property
     def idle(self) -> bool:
         """No stream in or out, and nothing that the core has not heard."""
-        out = any(outlet.streams for outlet in self._outlets.values())
+        out = any(outlet.busy for outlet in self._outlets.values())
         return not out and not self._inlet.busy and not self._todo
 
     @property
@@ -189,136 +162,3 @@ class KVPlane:
         self._inlet.expire(now)
         self._settle()
         self._look_at_all()
-
-
-class Inlet:
-    """KV in: what `transport.tcp.server` is to a real worker, and the sink of its receiver."""
-
-    def __init__(
-        self,
-        host: Host,
-        tell: Callable[[Call], None],
-        settle: Callable[[], None],
-        wake: Callable[[float], None],
-    ) -> None:
-        self._host = host
-        self._process = host.process
-        self._tell = tell
-        self.settle = settle
-        self._wake = wake
-        self._receiver = Receiver(self, window_bytes=WINDOW_BYTES, resume_s=RESUME_S)
-        self._pipes: dict[Pipe, float] = {}  # when each was heard last
-        self._ask_at: float | None = None
-        self._news = False  # whether the receiver may have something to say
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._receiver.streams)
-
-    def drop(self, stream: StreamId) -> None:
-        self._receiver.cancel(stream, LEG_ENDED)
-        self._news = True
-
-    def answer(self) -> None:
-        """Write what the receiver has to say."""
-        if not self._news:
-            return
-        self._news = False
-        for conn in self._receiver.ready():
-            if conn in self._pipes:
-                assert isinstance(conn, Pipe)
-                conn.write(self._process, self._receiver.take(conn))
-        if self._ask_at is None and self._receiver.asking():
-            self._ask_at = self._process.time() + ASK_AGAIN_S
-            self._wake(self._ask_at)
-
-    def next_deadline(self) -> float | None:
-        """When to call `expire`; None: nothing to wait for."""
-        times = [self._receiver.next_deadline(), self._ask_at]
-        times += [at + SILENCE_S for pipe, at in self._pipes.items() if self._receiver.serves(pipe)]
-        return min((t for t in times if t is not None), default=None)
-
-    def expire(self, now: float) -> None:
-        """Do what is due."""
-        self._news = True
-        for pipe, heard_at in list(self._pipes.items()):
-            if now >= heard_at + SILENCE_S and self._receiver.serves(pipe):
-                self._hang_up(pipe, f"nothing was heard for {SILENCE_S:g} s")
-        if self._ask_at is not None and now >= self._ask_at:
-            self._ask_at = None
-            self._receiver.ask_again(now)
-        self._receiver.expire(now)
-
-    # ------------------------------------------------------------ connections
-
-    def heard(self, pipe: Pipe, carried: Carried) -> None:
-        """One frame from a sender."""
-        now = self._pipes[pipe] = self._process.time()
-        self._news = True
-        try:
-            whole = read(carried)
-            frame = whole.frame
-            if not isinstance(frame, Data):
-                self._take(pipe, frame, now)
-            elif self._receiver.admit(pipe, frame, now) is Verdict.TAKE:
-                self._process.after(DECODE_S, self._decode, pipe, whole)
-        except FrameError as error:
-            pipe.write(self._process, [Goodbye(str(error))])
-            self._hang_up(pipe, str(error))
-
-    def ended(self, pipe: Pipe, reason: str) -> None:
-        """A connection is closed or broken."""
-        self._pipes.pop(pipe, None)
-        self._receiver.disconnected(pipe, self._process.time())
-
-    def _hang_up(self, pipe: Pipe, reason: str) -> None:
-        pipe.close(self._process, reason)
-        self.ended(pipe, reason)
-
-    def _take(self, pipe: Pipe, frame: Frame, now: float) -> None:
-        match frame:
-            case Hello():
-                pipe.write(self._process, [Hello(self._process.name, b"")])
-            case Ping():
-                pipe.write(self._process, [Pong(frame.stamp)])
-            case Goodbye():
-                self._hang_up(pipe, frame.reason)
-            case _:
-                self._receiver.handle(pipe, frame, now)
-
-    def _decode(self, pipe: Pipe, whole: Read) -> None:
-        """A piece's turn has come; its connection may be gone by now."""
-        frame = whole.frame
-        assert isinstance(frame, Data)
-        self._news = True
-        error = self._put(whole.check, frame)
-        intact = self._receiver.put(frame, len(frame.body), error, self._process.time())
-        if not intact and pipe in self._pipes:
-            self._hang_up(pipe, "a piece did not arrive intact")
-        self.settle()
-
-    def _put(self, check: Callable[[], Any], frame: Data) -> Exception | None:
-        """Check, decode and put one piece; what went wrong."""
-        try:
-            check()
-            imports.put(self._host.engine, frame.stream, decode_slice(frame))
-        except WrongKV as error:
-            self._host.wrong_kv(frame.stream, error)
-            return error
-        except (FrameError, ValueError) as error:
-            return error
-        return None
-
-    # ------------------------------------------------------------ the receiver's sink
-
-    def offered(self, offer: Offer) -> int | None:
-        return self._host.look(lambda worker, now: imports.offered(worker, offer, now))
-
-    def put(self, stream: StreamId, piece: Slice) -> None:
-        imports.put(self._host.engine, stream, piece)
-
-    def completed(self, stream: StreamId, stats: StreamStats) -> None:
-        self._tell(lambda worker, now: imports.landed(worker, stream, stats, now))
-
-    def broken(self, stream: StreamId, reason: str) -> None:
-        self._tell(lambda worker, now: worker.import_broken(stream, reason, now))

@@ -1,10 +1,14 @@
 """KV between virtual workers: the transport's real machines, and whatever happens to a line."""
 
+from collections import Counter
 from random import Random
 
 import pytest
 
+from orchestrator.virtual.kv import inlet as kv_inlet
 from orchestrator.virtual.kv import pipe as kv_pipe
+from orchestrator.virtual.kv.inlet import WINDOW_BYTES
+from orchestrator.virtual.kv.outlet import CONNECTIONS
 from orchestrator.virtual.kv.pipe import Pipe, damaged, read
 from orchestrator.virtual.network import Accidents
 from tests.orchestrator.virtual.kv.kv_faults import Trouble
@@ -14,8 +18,7 @@ from transport.base import StreamId
 from transport.stream.frames import Data, Finish, FrameError
 from transport.stream.framing import encode
 from transport.stream.receiver import RESUME_S as RECEIVER_RESUME_S
-from transport.stream.sender import RESUME_S
-from transport.tcp.wire import SILENCE_S
+from transport.stream.sender import RESUME_S, SILENCE_S
 from workers.api.messages import KVFailed, Landed
 
 TOKEN_BYTES = 2 * 2 * MODEL.layers * MODEL.kv_heads * MODEL.head_size
@@ -27,11 +30,11 @@ def world() -> KVWorld:
     return KVWorld()
 
 
-def under_way() -> tuple[KVWorld, StreamId]:
+def under_way(at: float = 2.0) -> tuple[KVWorld, StreamId]:
     """A stream of 38 kB on a slow line, some of it there."""
     world = KVWorld(bytes_per_s=SLOW)
     stream = world.transfer("r", 600)
-    world.run(2.0)
+    world.run(at)
     assert 0 < world.hosts["a"].kv.sent_bytes < 600 * TOKEN_BYTES
     assert not world.landed("r")
     return world, stream
@@ -92,6 +95,66 @@ def test_what_crossed_before_a_reset_is_not_sent_again():
     world.check_nothing_is_left([("a", "b", stream)])
 
 
+def test_pieces_are_striped_over_connections(monkeypatch: pytest.MonkeyPatch):
+    world = KVWorld(bytes_per_s=SLOW)
+    carried: Counter[Pipe] = Counter()
+    write = Pipe.write
+
+    def count(pipe: Pipe, end, frames) -> None:
+        carried[pipe] += sum(isinstance(frame, Data) for frame in frames)
+        write(pipe, end, frames)
+
+    monkeypatch.setattr(kv_pipe.Pipe, "write", count)
+    world.transfer("r", 2000)
+    world.run(20.0)
+    assert world.landed("r")
+    assert len(carried) == CONNECTIONS > 1
+    assert min(carried.values()) > 0.4 * max(carried.values())
+
+
+def test_the_loss_of_one_connection_of_several_costs_what_flew_on_it():
+    world, stream = under_way()
+    process = world.hosts["a"].process
+    first, *others = process.connections
+    assert others
+    first.reset("cut by the test")
+    world.run(2.2)
+    assert list(process.connections)[: len(others)] == others
+    assert len(process.connections) == CONNECTIONS  # it was dialled again
+    world.run(10.0)
+    assert world.landed("r")
+    assert 0 < world.hosts["a"].kv.resent_bytes < 150 * TOKEN_BYTES
+    world.check_nothing_is_left([("a", "b", stream)])
+
+
+def test_a_peer_with_another_secret_gets_nothing(
+    world: KVWorld, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(kv_inlet, "SECRET", b"of another deployment")
+    stream = world.transfer("r", 100)
+    world.run(1.0)
+    (reason,) = world.failed("r")
+    assert reason == "b: b has another secret than a"
+    assert world.hosts["a"].kv.sent_bytes == 0
+    world.stop("b", "r", stream.target)
+    world.check_nothing_is_left([("a", "b", stream)])
+
+
+def test_credit_bounds_what_flies():
+    world, stream = under_way()
+    world.network.cut("y", "x")
+    world.run(10.0)
+    window_tokens = WINDOW_BYTES // TOKEN_BYTES
+    before = world.hosts["a"].kv.sent_bytes
+    world.run(15.0)
+    assert world.hosts["a"].kv.sent_bytes == before < (2.0 * SLOW + WINDOW_BYTES)
+    assert before < (600 - window_tokens // 4) * TOKEN_BYTES
+    world.network.heal("y", "x")
+    world.run(25.0)
+    assert world.landed("r")
+    world.check_nothing_is_left([("a", "b", stream)])
+
+
 def test_a_lost_done_is_said_again(world: KVWorld):
     stream = world.transfer("r", 100)
     assert world.schedule.run(1.0, lambda: world.landed("r"))
@@ -113,8 +176,9 @@ def test_a_line_that_breaks_all_the_time_is_given_up():
     world.check_nothing_is_left([("a", "b", stream)])
 
 
-def test_a_damaged_piece_costs_the_connection_and_no_more(monkeypatch: pytest.MonkeyPatch):
+def test_a_damaged_piece_is_asked_for_again_and_no_more(monkeypatch: pytest.MonkeyPatch):
     world, stream = under_way()
+    connections = list(world.hosts["a"].process.connections)
     write = Pipe.write
 
     def hurt(pipe: Pipe, end, frames) -> None:
@@ -129,7 +193,8 @@ def test_a_damaged_piece_costs_the_connection_and_no_more(monkeypatch: pytest.Mo
     world.run(7.0)
     assert world.landed("r")
     assert not world.failed("r")
-    assert 0 < world.hosts["a"].kv.resent_bytes < 150 * TOKEN_BYTES
+    assert 0 < world.hosts["a"].kv.resent_bytes <= 64 * TOKEN_BYTES
+    assert list(world.hosts["a"].process.connections) == connections
     world.check_nothing_is_left([("a", "b", stream)])
 
 
@@ -168,9 +233,9 @@ def test_a_long_cut_on_the_way_there_breaks_the_stream_at_both_ends():
 
 
 def test_a_long_cut_on_the_way_back_leaves_only_the_sender_in_the_dark():
-    world, stream = under_way()
+    world, stream = under_way(3.0)  # what is left is within the credit
     world.network.cut("y", "x")
-    world.run(2.0 + SILENCE_S + RESUME_S + 1.0)
+    world.run(3.0 + SILENCE_S + RESUME_S + 1.0)
     assert world.landed("r")
     assert "not accepted within" in world.failed("r")[0]
     world.network.heal("y", "x")
