@@ -23,6 +23,7 @@ from orchestrator.membership.reach import (
     Reach,
 )
 from orchestrator.membership.reports import read_hello
+from transport.tls import TlsRefused, refusal
 from workers.api.messages import DownMessage, UpMessage
 from workers.api.wire import UP, WireError, decode, encode
 
@@ -74,6 +75,7 @@ class WorkerChannel:
         self._loop = asyncio.get_running_loop()
         self._reach = Reach(worker, unreachable_s=unreachable_s, now=self._loop.time())
         self._outbox = Outbox()
+        self._refused: str | None = None  # why it was last
         self._moved = asyncio.Event()  # the outbox, since it was looked at
         self._flushing: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -192,6 +194,7 @@ class WorkerChannel:
         except httpx.TimeoutException:
             return f"silent for {self._unreachable_s:g} s", True
         except httpx.HTTPError as error:
+            self._note_refusal(refusal(error))
             return f"not reachable ({why(error)})", False
         except WireError as error:
             reason = f"its token stream is not readable: {error}"
@@ -236,6 +239,12 @@ class WorkerChannel:
             self._listener.heard(self.worker, [decode(message, UP) for message in messages])
         else:
             raise WireError('a line must be {"messages": [...]}')
+
+    def _note_refusal(self, refused: TlsRefused | None) -> None:
+        """Once: it is tried for ever, and of a worker that never came up nobody else tells."""
+        if refused is not None and str(refused) != self._refused:
+            self._refused = str(refused)
+            log.warning("TLS refused", extra={"worker": self.worker, "reason": self._refused})
 
     def _tell(self, told: list[News]) -> None:
         for news in told:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
@@ -25,7 +26,8 @@ class Post(NamedTuple):
 class Peer:
     """Serves `/tokens`, `/control` and `/feed`; the next posts get `statuses`, later ones 200."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.tls = tls
         self.name = NAME
         self.pid = 100
         self.port = 0
@@ -37,7 +39,7 @@ class Peer:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -123,8 +125,8 @@ def messages_line(*messages: UpMessage) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[Peer]:
-    peer = Peer()
+async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
+    peer = Peer(tls)
     await peer.start()
     try:
         yield peer
