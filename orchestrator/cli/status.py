@@ -86,6 +86,8 @@ def _show(told: dict[str, Any]) -> None:
             f"{' - '.join(link['between'])}: rtt {link['rtt_s'] * 1e3:.1f} ms, {rate:g} Mbps, "
             f"{link['queue_bytes']} bytes of KV under way"
         )
+        if link["emulator"] is not None:
+            console.print(f"  emulated; control port {link['emulator']}")
 
 
 def _number(value: float | None, form: str = "{}", factor: float = 1) -> str:

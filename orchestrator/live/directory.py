@@ -50,6 +50,10 @@ class Directory:
             self._forwards[key] = f"127.0.0.1:{port}"
         return self._forwards[key]
 
+    def emulator(self, a: str, b: str) -> str | None:
+        """The control port of the emulator between two sites; None: the line is real."""
+        return self._line.address if self._line is not None and self.emulated(a, b) else None
+
     def emulated(self, a: str, b: str) -> bool:
         link = self._topology.link(a, b)
         return link is not None and link.emulate

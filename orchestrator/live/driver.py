@@ -39,9 +39,10 @@ class Metrics(Protocol):
 
 
 class Addresses(Protocol):
-    """Where planes of workers are seen from a site."""
+    """Where planes of workers are seen from a site, and who emulates a line."""
 
     def kv(self, worker: str, seen_from: str) -> str: ...
+    def emulator(self, a: str, b: str) -> str | None: ...
 
 
 class ClientStream:
@@ -145,6 +146,7 @@ class Driver:
                     "rtt_s": link.rtt_s,
                     "goodput_bytes_per_s": link.goodput_bytes_per_s,
                     "queue_bytes": link.queue_bytes,
+                    "emulator": self._addresses.emulator(*pair),
                 }
                 for pair, link in sorted(world.links.items(), key=lambda item: sorted(item[0]))
             ],

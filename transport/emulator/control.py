@@ -14,9 +14,12 @@ class LineError(Exception):
 
 
 class LineControl:
-    """A connection to an emulator's control port; every verb raises LineError."""
+    """A connection to an emulator's control port at `address`; every verb raises LineError."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str
+    ) -> None:
+        self.address = address
         self._reader = reader
         self._writer = writer
         self._turn = asyncio.Lock()
@@ -25,7 +28,8 @@ class LineControl:
     async def connect(cls, port: int) -> "LineControl":
         try:
             async with asyncio.timeout(_ANSWER_S):
-                return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 20))
+                streams = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+                return cls(*streams, f"127.0.0.1:{port}")
         except (OSError, TimeoutError) as error:
             raise LineError(f"no emulator at port {port}: {error}") from error
 

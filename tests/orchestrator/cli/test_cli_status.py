@@ -33,7 +33,9 @@ STATUS = {
     ],
     "links": [
         {"between": ["hami", "shenzhen"], "rtt_s": 0.05, "goodput_bytes_per_s": 1.25e6}
-        | {"queue_bytes": 7}
+        | {"queue_bytes": 7, "emulator": "127.0.0.1:40123"},
+        {"between": ["kashgar", "shenzhen"], "rtt_s": 0.08, "goodput_bytes_per_s": 2.5e9}
+        | {"queue_bytes": 0, "emulator": None},
     ],
     "counts": {"main_lost": 1},
 }
@@ -101,7 +103,9 @@ def test_a_ready_service(pdd: Any) -> None:
     assert "hami/compute-and-more/0" in done.stdout, "names are not cut"
     for cell in ("304", "16032", "21 ms", "prefill ", "down"):
         assert cell in done.stdout
-    assert lines[-1].startswith("hami - shenzhen: rtt 50.0 ms, 10 Mbps, 7 bytes of KV")
+    assert lines[-3].startswith("hami - shenzhen: rtt 50.0 ms, 10 Mbps, 7 bytes of KV")
+    assert lines[-2] == "  emulated; control port 127.0.0.1:40123"
+    assert lines[-1].startswith("kashgar - shenzhen: rtt 80.0 ms, 20000 Mbps, 0 bytes of KV")
 
 
 def test_as_json_it_is_what_the_gateway_says(pdd: Any) -> None:

@@ -1,5 +1,6 @@
 """What tests of the whole running service share: streaming, counting blocks, killing workers."""
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 
 from benchmarks.service import Served
+from transport.emulator.control import LineControl
 
 SECRET = "a-secret-for-tests"
 WAIT_S = 90.0
@@ -97,16 +99,23 @@ def several(jobs: Sequence[Callable[[], Streamed]]) -> list[Streamed]:
     return [result for result in results if result is not None]
 
 
-def blocks(served: Served) -> dict[str, dict[str, int]]:
-    """Every worker's own count of legs and held tokens, asked now."""
+def blocks(served: Served, *only: str) -> dict[str, dict[str, int]]:
+    """The own count of legs and held tokens of every worker, or of some, asked now."""
     headers = {"authorization": f"Bearer {SECRET}"}
     counted = {}
     with httpx.Client(headers=headers, timeout=10.0) as http:
         for worker in served.status()["workers"]:
+            if only and worker["name"] not in only:
+                continue
             answered = http.get(f"{worker['control']}/blocks")
             answered.raise_for_status()
             counted[worker["name"]] = answered.json()
     return counted
+
+
+def legs(served: Served, worker: str) -> int:
+    """How many legs the worker itself says it has."""
+    return blocks(served, worker)[worker]["legs"]
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> float:
@@ -129,11 +138,68 @@ def all_up(served: Served) -> bool:
     return all(worker["state"] == "up" for worker in served.status()["workers"])
 
 
-def kill(served: Served, worker: str) -> int:
-    """SIGKILL one worker's process; its process id."""
-    pid: int = served.worker(worker)["pid"]
-    os.kill(pid, signal.SIGKILL)
-    return pid
+class Race:
+    """KV on the emulated line against tokens: who comes first is said here, not by the machine.
+
+    From `begin` on the line is slow, so that main has no KV, and a relay that is held still
+    decodes nothing. Control and tokens go before KV, so only KV feels the line's rate.
+    """
+
+    def __init__(self, served: Served, relay: str) -> None:
+        self._served = served
+        self._relay = relay
+        self._pids: dict[str, int] = {}
+        self._held = False
+        (link,) = served.status()["links"]
+        self._port = int(link["emulator"].rpartition(":")[2])
+        ((self._name, directions),) = asyncio.run(self._stats()).items()
+        self._rate = float(next(iter(directions.values()))["rate_bytes_per_s"])
+
+    def begin(self) -> None:
+        """Before the request."""
+        self._pids = {worker["name"]: worker["pid"] for worker in self._served.status()["workers"]}
+        asyncio.run(self._set(self._rate / 10))
+
+    def hold_relay(self) -> None:
+        """It must not take long: a relay that is silent for seconds is lost."""
+        self._held = True
+        os.kill(self._pids[self._relay], signal.SIGSTOP)
+
+    def usual_line(self) -> None:
+        asyncio.run(self._set(self._rate))
+
+    def end(self) -> None:
+        """Everything is as it was; harmless when repeated."""
+        if self._held:
+            self._held = False
+            os.kill(self._pids[self._relay], signal.SIGCONT)
+        self.usual_line()
+
+    def kill(self, worker: str) -> None:
+        """SIGKILL the worker's process, wait until the gateway knows, then `end`."""
+        pid = self._pids[worker]
+        os.kill(pid, signal.SIGKILL)
+
+        def noticed() -> bool:
+            told = self._served.worker(worker)
+            return told["state"] != "up" or told["pid"] != pid
+
+        until(noticed, f"the gateway knows that {worker} is lost", 20.0)
+        self.end()
+
+    async def _set(self, rate: float) -> None:
+        control = await LineControl.connect(self._port)
+        try:
+            await control.set(self._name, rate_bytes_per_s=rate)
+        finally:
+            await control.close()
+
+    async def _stats(self) -> dict[str, Any]:
+        control = await LineControl.connect(self._port)
+        try:
+            return await control.stats()
+        finally:
+            await control.close()
 
 
 def prompts(count: int, length: int) -> Iterator[list[int]]:

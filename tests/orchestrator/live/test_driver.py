@@ -47,6 +47,9 @@ class Addresses:
     def kv(self, worker: str, seen_from: str) -> str:
         return f"{worker} seen from {seen_from}"
 
+    def emulator(self, a: str, b: str) -> None:
+        """Every line is real."""
+
 
 class World:
     """A driver, a prefill and a main worker."""

@@ -200,6 +200,7 @@ def test_a_relayed_request_shows_in_its_account_in_metrics_and_in_status() -> No
             (name, "up") for name in sorted(WORKERS)
         ]
         assert status["links"][0]["rtt_s"] == 0.05
+        assert status["links"][0]["emulator"] is None, "the line is real"
 
     play(scenario)
 
