@@ -1,7 +1,7 @@
 """The frames of the KV protocol, as frozen dataclasses; `framing` turns them into bytes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
 
@@ -142,7 +142,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """One coded piece: `shape` of unsigned integers `itemsize` bytes wide, in `body`."""
+    """One coded piece: `shape` of unsigned integers `itemsize` bytes wide, in `body`.
+
+    `body_crc` is the body's crc32 where somebody has taken it already.
+    """
 
     stream: StreamId
     key: SliceKey
@@ -153,6 +156,7 @@ class Data:
     codec: str
     codec_version: int
     body: Buffer = b""
+    body_crc: int | None = field(default=None, compare=False)
 
     @property
     def shape(self) -> tuple[int, int, int]:

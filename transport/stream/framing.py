@@ -94,11 +94,13 @@ def encode(frame: Frame) -> tuple[bytes, Buffer]:
     except struct.error as error:
         raise MalformedFrame(f"{kind.name}: {error}") from error
     body: Buffer = frame.body if isinstance(frame, Data) else b""
+    known = frame.body_crc if isinstance(frame, Data) else 0
     if len(head) > _HEAD_CAPS[kind]:
         raise FrameTooLarge(f"{kind.name} head of {len(head)} bytes, cap {_HEAD_CAPS[kind]}")
     if len(body) > MAX_BODY_BYTES:
         raise FrameTooLarge(f"body of {len(body)} bytes, cap {MAX_BODY_BYTES}")
-    summed = _PREAMBLE.pack(MAGIC, VERSION, kind, len(head), len(body), zlib.crc32(body), 0)
+    body_crc = zlib.crc32(body) if known is None else known
+    summed = _PREAMBLE.pack(MAGIC, VERSION, kind, len(head), len(body), body_crc, 0)
     summed = summed[:_SUMMED]
     crc = zlib.crc32(head, zlib.crc32(summed))
     return summed + crc.to_bytes(4, "big") + head, body
