@@ -12,11 +12,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from transport.lab import namespaces
-from transport.lab.board import IS_CUT, Board, memory_bytes
+from transport.lab.board import IS_CUT, RING_BYTES, Board, memory_bytes, write_line
 from transport.lab.line import LabLine, LabStats
-from transport.lab.loop import RING_BYTES
 
-_START_S = 60.0  # the loop is compiled once, when it first runs on a machine
+_START_S = 300.0  # the loop is compiled when it first runs on a machine
 _STOP_S = 20.0
 _MESSAGE_BYTES = 4096
 
@@ -50,6 +49,10 @@ class End:
         """
         namespaces.set_sysctl(self.namespace, name, value)
 
+    def listens(self) -> bool:
+        """Whether anything at this end accepts TCP connections."""
+        return namespaces.inside(self.namespace, namespaces.tcp_listens)
+
     @property
     def enter(self) -> str:
         """What to put before a command in another shell, as root, to run it at this end."""
@@ -81,7 +84,7 @@ class Lab:
             raise LabError("the lab needs /dev/net/tun: load the kernel's module, modprobe tun")
         board_fd = Board.create()
         self._board = Board(board_fd)
-        self._board.write(self.line)
+        write_line(self._board.values, self.line)
         self._control, theirs = socket.socketpair()
         with theirs:
             arguments = (theirs.fileno(), board_fd, os.getpid(), self._seed, self.line.mtu)
@@ -143,7 +146,7 @@ class Lab:
             raise ValueError("mtu: stays as the lab was made")
         _check(line)
         self.line = line
-        self._board.write(line)
+        write_line(self._board.values, line)
 
     def cut(self) -> None:
         """From now on everything is lost, what is on the line too."""

@@ -22,6 +22,7 @@ from transport.lab.board import (
     PACKETS,
     QUEUE_BYTES,
     REFUSED,
+    RING_BYTES,
     STOP,
 )
 from transport.lab.packets import (
@@ -35,8 +36,6 @@ from transport.lab.queue import LOST as IS_LOST
 from transport.lab.queue import PASSED, admit, drain
 
 RECORDS = 1 << 18  # of one direction at a time
-# Address space of one direction's ring; pages that no packet ever touched take no memory.
-RING_BYTES = 512 << 20
 
 _TICK_S = 1e-4
 _BUSY_S = 2e-3  # how long after the last packet the loop still looks every tick

@@ -26,6 +26,7 @@ _TUN_F_CSUM, _TUN_F_TSO4 = 0x01, 0x02
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8913, 0x8914, 0x8916, 0x891C
 _SIOCSIFMTU, _SIOCSIFTXQLEN = 0x8922, 0x8943
 _IFF_UP = 0x1
+_LISTEN = "0A"  # net/tcp_states.h
 
 _DEVICE = b"pdd"
 _NETMASK = "255.255.255.252"
@@ -146,6 +147,15 @@ def _bring_up(control: socket.socket, device: bytes) -> None:
 def _address_request(address: str) -> bytes:
     """struct ifreq with a struct sockaddr_in."""
     return struct.pack("16sHH4s16x", _DEVICE, socket.AF_INET, 0, socket.inet_aton(address))
+
+
+def tcp_listens() -> bool:
+    """Whether a TCP socket listens in the namespace the thread is in: proc_pid_net(5)'s tables."""
+    for table in ("tcp", "tcp6"):
+        lines = Path(f"/proc/thread-self/net/{table}").read_text(encoding="ascii").splitlines()[1:]
+        if any(line.split()[3] == _LISTEN for line in lines):
+            return True
+    return False
 
 
 def processes_inside(namespaces: set[int]) -> list[int]:

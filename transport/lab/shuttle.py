@@ -23,8 +23,8 @@ from functools import partial
 import numpy as np
 
 from transport.lab import namespaces
-from transport.lab.board import DIRECTIONS, STOP, Board
-from transport.lab.loop import RING_BYTES, carry
+from transport.lab.board import DIRECTIONS, RING_BYTES, STOP, Board
+from transport.lab.loop import carry
 from transport.lab.queue import new_chances, new_state
 
 # The namespaces know nobody else, so every lab can use the same two addresses.
