@@ -178,7 +178,10 @@ class Policy(Strict):
 
     route: Literal["auto", "local", "direct", "relay"] = "auto"
     handoff: Literal["auto", "catch-up", "one-shot"] = "auto"
-    codec: Literal["lossless", "raw"] = "lossless"
+    # The first two choose as they go. A test holds the names against transport.codecs.
+    codec: Literal[
+        "lossless", "lossy", "raw", "huffman", "zstd", "int8", "int8+zstd", "k8v4", "int4"
+    ] = "lossless"
     handoff_bound_s: PositiveSeconds = Field(default=1.0, alias="handoff_bound")
     queue_limit: int = Field(default=256, ge=0)  # requests that may wait
     deadlines: Deadlines = Field(default_factory=Deadlines)

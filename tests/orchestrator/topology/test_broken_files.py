@@ -60,6 +60,11 @@ CASES = {
         "codec: loseless",
         "13:17: policy.codec: unknown codec 'loseless'; did you mean 'lossless'?",
     ),
+    "a codec of another width": (
+        "route: relay",
+        "codec: int5",
+        "13:17: policy.codec: unknown codec 'int5'; did you mean 'int8'?",
+    ),
     "unknown launch": (
         "  hami:\n",
         "  hami:\n    launch: remote\n",

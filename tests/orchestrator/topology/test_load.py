@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
@@ -10,7 +11,8 @@ from orchestrator.catalogue import Grade, load_catalogue
 from orchestrator.state.config import Deadlines as CoreDeadlines
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.mistakes import TopologyError
-from orchestrator.topology.schema import Deadlines, Link, Pool, Simulate, Topology
+from orchestrator.topology.schema import Deadlines, Link, Policy, Pool, Simulate, Topology
+from transport.codecs.choose import POLICIES
 from workers.api.messages import Role
 
 ROOT = Path(__file__).parents[3]
@@ -79,6 +81,13 @@ def test_defaults(tmp_path: Path) -> None:
     assert (topology.policy.route, topology.policy.codec) == ("auto", "lossless")
     assert topology.policy.queue_limit == 256
     assert topology.security.api_keys_env is None
+
+
+@pytest.mark.parametrize("codec", POLICIES)
+def test_every_codec_may_be_asked_for(tmp_path: Path, codec: str) -> None:
+    topology = load(tmp_path, SMALL + f"policy: {{codec: {codec}}}\n")
+    assert topology.policy.codec == codec
+    assert set(get_args(Policy.model_fields["codec"].annotation)) == set(POLICIES)
 
 
 def test_the_core_has_the_only_table_of_deadlines() -> None:
