@@ -17,6 +17,8 @@ READY_S = 1.5  # by then every worker has been heard, without faults
 DEADLINES = Deadlines(
     queue=10.0, prefill=10.0, kv=10.0, first_token=4.0, silence=4.0, cut=2.0, request=60.0
 )
+# Of a reset: all connections of a worker break, or each of them with this chance stays.
+SPARED = (0.0, 0.5)
 P, R, M = Role.PREFILL, Role.RELAY, Role.MAIN
 # What a site can be; of the first sites one prefills and one decodes, the third does either.
 SITES = {
@@ -212,7 +214,8 @@ def _fault(kind: Kind, scenario: Scenario, setup: Setup, rng: Random) -> Fault:
     process = rng.choice([worker, f"agent-{site}", f"g{gateway}"])
     if kind in (Kind.KILL_WORKER, Kind.FREEZE_WORKER, Kind.RESET, Kind.MEMORY):
         seconds = {Kind.KILL_WORKER: back_after, Kind.RESET: 0.0}.get(kind, lasting)
-        amount = rng.choice(faults.memory) if kind is Kind.MEMORY else 0.0
+        amounts = {Kind.MEMORY: faults.memory, Kind.RESET: SPARED}
+        amount = rng.choice(amounts[kind]) if kind in amounts else 0.0
         return Fault(kind=kind, at=at, target=worker, seconds=seconds, amount=amount)
     if kind in (Kind.KILL_GATEWAY, Kind.FREEZE_GATEWAY):
         seconds = back_after if kind is Kind.KILL_GATEWAY else lasting

@@ -50,8 +50,8 @@ class Fault:
 
     `target`: a worker, a site, a process, or a gateway's place as text; for a partition `other`
     is the end that hears no more. `seconds`: how long it lasts; of a kill, until it is started
-    again. `amount`: a probability, the share of a pool's memory, the most seconds of delay, or the
-    rate of a clock (see `ClockError`).
+    again. `amount`: a probability (of a reset, that a connection is spared), the share of a pool's
+    memory, the most seconds of delay, or the rate of a clock (see `ClockError`).
     """
 
     kind: Kind
@@ -110,7 +110,8 @@ def _reset(world: World, fault: Fault) -> None:
     for process in world.processes():
         if process.name == fault.target:
             for connection in list(process.connections):
-                connection.reset("an accident on the way")
+                if not world.network.hits(fault.amount):
+                    connection.reset("an accident on the way")
 
 
 def _accident(name: str) -> Callable[[World, Fault], None]:

@@ -110,6 +110,7 @@ class Outlet:
             self._exports.offer(order),
             self._process.time(),
             token_bytes=self._token_bytes,
+            weight=order.weight,
             early=early,
         )
         unsent = Unsent(self._layers, order.start, order.stop) if early else None

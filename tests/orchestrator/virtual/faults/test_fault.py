@@ -132,6 +132,24 @@ def test_a_reset_breaks_every_connection_of_a_process() -> None:
     assert process.connections, "the gateway came again"
 
 
+def test_a_reset_may_spare_some_connections() -> None:
+    story = new_story()
+    process = story.world.workers[P0].process
+    for name in "abcd":
+        story.served(story.ask(name))
+        before = list(process.connections)
+        assert len(before) >= 2
+        do(story, Kind.RESET, P0, 0.0, amount=0.5)
+        story.wait(0.1)
+        if 0 < len(set(before) & set(process.connections)) < len(before):
+            break
+        story.wait(2.0)
+    else:
+        pytest.fail("either all or none were spared")
+    story.served(story.ask("e"))
+    assert check(story.world) == []
+
+
 @pytest.mark.parametrize("target", [M0, f"agent-{HAMI}", GATEWAY])
 def test_a_clock_runs_at_its_rate_from_the_beginning(target: str) -> None:
     fault = Fault(kind=Kind.CLOCK, at=0.0, target=target, amount=1.02)

@@ -127,9 +127,7 @@ def test_the_loss_of_one_connection_of_several_costs_what_flew_on_it():
     world.check_nothing_is_left([("a", "b", stream)])
 
 
-def test_a_peer_with_another_secret_gets_nothing(
-    world: KVWorld, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_peer_with_another_secret_gets_nothing(world: KVWorld, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kv_inlet, "SECRET", b"of another deployment")
     stream = world.transfer("r", 100)
     world.run(1.0)
