@@ -54,6 +54,7 @@ class Handover:
             start=send.start,
             stop=send.stop,
             codec=send.codec,
+            weight=send.weight,
             cache_salt=leg.start.cache_salt,
             blocks=self._blocks(leg, send.stop),
         )
@@ -117,6 +118,8 @@ class Handover:
             return f"tokens [{send.start}, {send.stop}) never exist in leg {send.epoch}"
         if send.to_epoch == send.epoch:
             return "a leg cannot be its own source"
+        if send.weight <= 0:
+            return f"weight {send.weight:g}: must be above 0"
         if send.to_worker == self._name:
             return None
         return None if send.address else f"no address of {send.to_worker} was given"

@@ -25,6 +25,7 @@ class OpenStream:
     start: int
     stop: int
     codec: str
+    weight: float  # above 0, see `SendKV`
     cache_salt: str
     blocks: tuple[bytes, ...]  # names of the content of tokens [0, stop), see workers.kv.prefix
 

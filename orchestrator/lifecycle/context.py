@@ -102,6 +102,7 @@ class Context:
                 start=0,
                 stop=prompt + target.cover,
                 codec=self.config.codec,
+                weight=req.spec.weight,
             ),
         )
         link = self.world.link(source.site, target.site)

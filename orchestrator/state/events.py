@@ -28,6 +28,7 @@ class Arrived:
 
     `route` and `handoff` override the deployment's policy; None: the policy decides.
     `stop_strings` are matched by the machine's stop watch, over the accepted tokens' text.
+    `weight`, above 0: its KV goes over a line as if it were that many times smaller.
     """
 
     request: str
@@ -38,6 +39,7 @@ class Arrived:
     stop_strings: tuple[str, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     cache_salt: str = ""
+    weight: float = 1.0
     route: Route | None = None
     handoff: HandoffMode | None = None
 

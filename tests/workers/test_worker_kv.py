@@ -49,8 +49,8 @@ def prefilled() -> Rig:
 def test_sendkv_opens_one_stream() -> None:
     rig = Rig()
     rig.send(start(Role.PREFILL, cache_salt="s"))
-    rig.send(send_kv(codec="raw"))
-    rig.send(send_kv(codec="raw"))
+    rig.send(send_kv(codec="raw", weight=2.5))
+    rig.send(send_kv(codec="raw", weight=2.5))
     assert rig.made(OpenStream) == [
         OpenStream(
             stream=STREAM,
@@ -59,6 +59,7 @@ def test_sendkv_opens_one_stream() -> None:
             start=0,
             stop=len(PROMPT),
             codec="raw",
+            weight=2.5,
             cache_salt="s",
             blocks=block_names(MODEL.fingerprint.canonical, "s", PROMPT),
         )
@@ -72,6 +73,8 @@ def test_sendkv_opens_one_stream() -> None:
         ({"start": 40}, "tokens [40, 40) never exist in leg 1"),
         ({"start": -1}, "tokens [-1, 40) never exist in leg 1"),
         ({"to_epoch": 1}, "a leg cannot be its own source"),
+        ({"weight": 0.0}, "weight 0: must be above 0"),
+        ({"weight": -1.0}, "weight -1: must be above 0"),
         ({"address": None}, "no address of far was given"),
     ],
 )

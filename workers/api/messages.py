@@ -75,6 +75,7 @@ class SendKV:
     """Send the KV of tokens [start, stop) of this leg's sequence to another leg, as it appears.
 
     `address` is where the target's KV port is seen from this worker; the driver fills it in.
+    On the line a transfer of `weight` counts as if it were that many times smaller.
     A target on the same worker shares the blocks and nothing moves.
     """
 
@@ -85,6 +86,7 @@ class SendKV:
     start: int
     stop: int
     codec: str = "zstd"
+    weight: float = 1.0
     address: str | None = None
 
 

@@ -121,6 +121,7 @@ class Exporter:
             offer,
             order.codec,
             token_bytes=self._engine.info.kv_bytes_per_token,
+            weight=order.weight,
         )
         try:
             await self._send_all(order, out)

@@ -144,6 +144,7 @@ class Intake:
                 stop_strings=request.stop,
                 sampling=_sampling(request, (seed + nth) % (2 * INT64), prepared.logprobs),
                 cache_salt=request.cache_salt,
+                weight=request.pdd_weight,
                 route=None if request.pdd_route == "auto" else Route(request.pdd_route),
                 handoff=None if request.pdd_handoff is None else HandoffMode(request.pdd_handoff),
             )

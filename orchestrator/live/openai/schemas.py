@@ -20,6 +20,7 @@ from orchestrator.live.openai.errors import ApiError
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_STOPS = 4
+MAX_WEIGHT = 100
 INT64 = 2**63
 
 
@@ -60,6 +61,7 @@ class Common(_Strict):
     pdd_margins: bool = False
     pdd_route: Literal["auto", "local", "direct", "relay"] = "auto"
     pdd_handoff: Literal["auto", "catch-up", "one-shot"] | None = None
+    pdd_weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT, allow_inf_nan=False)] = 1.0
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from orchestrator.lifecycle.phases import Phase
+from orchestrator.state.actions import Send
 from orchestrator.state.config import Attempts
 from orchestrator.state.events import HandoffMode, Route, WorkerDraining
 from tests.orchestrator.lifecycle.machine_rig import (
@@ -27,6 +28,7 @@ from tests.orchestrator.lifecycle.machine_rig import (
     stop,
     stops,
 )
+from workers.api.messages import SendKV
 
 MakeRig = Callable[..., MachineRig]
 FULL = len(PROMPT) + 40
@@ -49,6 +51,13 @@ def test_prefill_lost_before_token_0_all_is_started_again(spares: MachineRig) ->
     assert spares.phase is Phase.PREFILL
     assert spares.legs() == {"prefill": 3, "relay": 4, "main": 5}  # epochs are never used again
     assert spares.req.lost == {P: 1, R: 0, M: 0}  # the legs that waited for its KV: uncharged
+
+
+def test_all_kv_of_a_request_has_its_weight(spares: MachineRig) -> None:
+    sent = [a.message for a in spares.arrive(weight=0.25) if isinstance(a, Send)]
+    assert [m.weight for m in sent if isinstance(m, SendKV)] == [0.25, 0.25]
+    again = [a.message for a in spares.lose("m0") if isinstance(a, Send)]
+    assert [m.weight for m in again if isinstance(m, SendKV)] == [0.25]
 
 
 def test_prefill_refused_goes_to_another_worker_uncharged(spares: MachineRig) -> None:

@@ -91,6 +91,7 @@ def test_every_field_reaches_the_core(gateway):
         pdd_margins=True,
         pdd_route="direct",
         pdd_handoff="one-shot",
+        pdd_weight=4,
     ).raise_for_status()
     (arrived,) = gateway.service.arrived
     assert arrived.sampling == Sampling(
@@ -112,6 +113,7 @@ def test_every_field_reaches_the_core(gateway):
     assert arrived.cache_salt == "tenant"
     assert arrived.route is Route.DIRECT
     assert arrived.handoff is HandoffMode.ONE_SHOT
+    assert arrived.weight == 4.0
 
 
 def test_defaults(gateway):
@@ -121,7 +123,7 @@ def test_defaults(gateway):
     assert arrived.sampling.temperature == 1.0
     assert arrived.sampling.logprobs is None
     assert arrived.sampling.margins is False
-    assert (arrived.route, arrived.handoff) == (None, None)
+    assert (arrived.route, arrived.handoff, arrived.weight) == (None, None, 1.0)
     gateway.chat(pdd_route="auto", pdd_handoff="auto", top_k=0, ignore_eos=True)
     arrived = gateway.service.arrived[1]
     assert (arrived.route, arrived.handoff) == (None, HandoffMode.AUTO)
