@@ -5,7 +5,7 @@ packets come the loop looks every 0.1 ms rather than at each of them, which cost
 processor time and moves a packet by no more than that; otherwise it sleeps until one comes.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -13,7 +13,6 @@ from numba.core import types
 
 from transport.lab.board import (
     CUT,
-    DIRECTIONS,
     IS_CUT,
     LOST,
     MEMORY_BYTES,
@@ -22,7 +21,6 @@ from transport.lab.board import (
     PACKETS,
     QUEUE_BYTES,
     REFUSED,
-    RING_BYTES,
     STOP,
 )
 from transport.lab.packets import (
@@ -33,7 +31,7 @@ from transport.lab.packets import (
     segments,
 )
 from transport.lab.queue import LOST as IS_LOST
-from transport.lab.queue import PASSED, admit, drain
+from transport.lab.queue import PASSED, admit, drain, new_chances, new_state
 
 RECORDS = 1 << 18  # of one direction at a time
 
@@ -45,7 +43,7 @@ _BATCH = 256  # reads of one direction before the other gets its turn
 _CLOCK_MONOTONIC = np.int32(1)
 _POLLIN = 1
 
-# A direction's places: bytes [head, ...) are free; records [first, first + count) are held.
+# A direction's places: bytes from HEAD on are free; records [FIRST, FIRST + COUNT) are held.
 HEAD, FIRST, COUNT = range(3)
 
 # The C library's, found by name when the loop is loaded; unlike ctypes' they can be cached.
@@ -57,29 +55,51 @@ _ppoll: Any = types.ExternalFunction(
 _clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
 
 
-@numba.njit(cache=True, nogil=True)
-def _now(timespec):  # type: ignore[no-untyped-def]
-    _clock_gettime(_CLOCK_MONOTONIC, timespec.ctypes.data)
-    return timespec[0] + timespec[1] * 1e-9
+class Direction(NamedTuple):
+    """One direction's memory; a NamedTuple because that is what numba takes apart."""
+
+    counters: np.ndarray  # the board's, int64
+    state: np.ndarray  # the queue's
+    chances: np.ndarray  # the queue's
+    ring: np.ndarray  # uint8; its last MAX_RECORD_BYTES are scratch
+    address: int  # of the ring
+    places: np.ndarray  # int64 [3]
+    starts: np.ndarray  # of each record in the ring, int64
+    sizes: np.ndarray  # in bytes, int64
+    packets: np.ndarray  # in each record, int64
+    arrivals: np.ndarray  # of each record, float64
+    original: np.ndarray  # the headers of the record being taken apart, uint8
+
+
+def new_direction(
+    counters: np.ndarray, seed: int, which: int, *, ring_bytes: int, records: int = RECORDS
+) -> Direction:
+    """A direction with nothing in it; `which` of the seed's two."""
+    ring = np.zeros(ring_bytes + MAX_RECORD_BYTES, np.uint8)
+    return Direction(
+        counters=counters,
+        state=new_state(),
+        chances=new_chances(seed, which),
+        ring=ring,
+        address=ring.ctypes.data,
+        places=np.zeros(3, np.int64),
+        starts=np.zeros(records, np.int64),
+        sizes=np.zeros(records, np.int64),
+        packets=np.zeros(records, np.int64),
+        arrivals=np.zeros(records),
+        original=np.zeros(MAX_HEADERS_BYTES, np.uint8),
+    )
 
 
 @numba.njit(cache=True, nogil=True)
-def _sleep(polls, count, timespec, seconds):  # type: ignore[no-untyped-def]
-    """Until one of the first `count` descriptors can be read, at most `seconds`."""
-    timespec[0] = int(seconds)
-    timespec[1] = int((seconds - int(seconds)) * 1e9)
-    _ppoll(polls.ctypes.data, count, timespec.ctypes.data, 0)
-
-
-@numba.njit(cache=True, nogil=True)
-def place(places, starts, limit):  # type: ignore[no-untyped-def]
-    """Where the next record can be read to, or -1 while the ring is full."""
-    head = places[HEAD]
+def place(direction, limit):  # type: ignore[no-untyped-def]
+    """Where the next record can be read to, below `limit`, or -1 while the ring is full."""
+    places, starts = direction.places, direction.starts
     if places[COUNT] == 0:
         return 0
     if places[COUNT] >= starts.size:
         return -1
-    tail = starts[places[FIRST]]
+    head, tail = places[HEAD], starts[places[FIRST]]
     if head >= tail:  # free: behind the head up to the limit, and before the tail
         if head + MAX_RECORD_BYTES <= limit:
             return head
@@ -88,135 +108,129 @@ def place(places, starts, limit):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _hold(places, starts, sizes, packets, arrivals, start, nbytes, count, arrival):  # type: ignore[no-untyped-def]
-    at = (places[FIRST] + places[COUNT]) % starts.size
-    starts[at] = start
-    sizes[at] = nbytes
-    packets[at] = count
-    arrivals[at] = arrival
+def hold(direction, start, nbytes, count, arrival):  # type: ignore[no-untyped-def]
+    """A record waits for its arrival."""
+    places = direction.places
+    at = (places[FIRST] + places[COUNT]) % direction.starts.size
+    direction.starts[at] = start
+    direction.sizes[at] = nbytes
+    direction.packets[at] = count
+    direction.arrivals[at] = arrival
     places[COUNT] += 1
 
 
 @numba.njit(cache=True, nogil=True)
-def take(  # type: ignore[no-untyped-def]
-    values, counters, state, chances, ring, places, records, arrivals, original, at, nbytes, now
-):
-    """Decide on the packets of the record of `nbytes` that was read to `at`; hold what passes.
-
-    `records`: int64 [3, RECORDS] of start, size, packets; `arrivals`: float64 [RECORDS].
-    """
+def take(values, direction, at, nbytes, now):  # type: ignore[no-untyped-def]
+    """Decide on the packets of the record of `nbytes` that was read to `at`; hold what passes."""
+    counters, ring = direction.counters, direction.ring
     count, headers, payload = segments(ring, at, nbytes)
     if values[IS_CUT] != 0.0:
         counters[CUT] += count
         return
     if count > 1:
-        original[:] = ring[at : at + MAX_HEADERS_BYTES]
+        for byte in range(MAX_HEADERS_BYTES):
+            direction.original[byte] = ring[at + byte]
     left = nbytes - VNET_BYTES - headers
     run, arrival = 0, 0.0  # packets side by side that pass, and when the last of them arrives
     for packet in range(count):
-        verdict, when = admit(values, state, chances, now, headers + min(payload, left))
+        verdict, when = admit(
+            values, direction.state, direction.chances, now, headers + min(payload, left)
+        )
         left -= payload
         if verdict == PASSED:
             run += 1
             arrival = when
+            if packet < count - 1:
+                continue
         elif verdict == IS_LOST:
             counters[LOST] += 1
         else:
             counters[NO_ROOM] += 1
-        if run and (verdict != PASSED or packet == count - 1):
-            first = packet + 1 - run if verdict == PASSED else packet - run
+        if run > 0:
             start, size = at, nbytes
             if run < count:
-                start, size = extract(ring, at, nbytes, first, run, original)
-            _hold(places, records[0], records[1], records[2], arrivals, start, size, run, arrival)
+                first = packet - run + (verdict == PASSED)
+                start, size = extract(ring, at, nbytes, first, run, direction.original)
+            hold(direction, start, size, run, arrival)
             run = 0
-    places[HEAD] = at + nbytes
+    direction.places[HEAD] = at + nbytes
 
 
 @numba.njit(cache=True, nogil=True)
-def _deliver(values, counters, ring, places, records, arrivals, fd, now):  # type: ignore[no-untyped-def]
-    """Write what has arrived by `now`."""
-    while places[COUNT] > 0 and arrivals[places[FIRST]] <= now:
+def _drain_device(values, direction, fd, now):  # type: ignore[no-untyped-def]
+    """Take what the device has, a batch at most; whether there was anything."""
+    scratch = direction.ring.size - MAX_RECORD_BYTES
+    limit = min(int(values[MEMORY_BYTES]), scratch)
+    for done in range(_BATCH):
+        at = place(direction, limit)
+        into = at if at >= 0 else scratch
+        nbytes = _read(fd, direction.address + into, MAX_RECORD_BYTES)
+        if nbytes <= 0:
+            return done > 0
+        if at >= 0:
+            take(values, direction, at, nbytes, now)
+        else:
+            count, _, _ = segments(direction.ring, into, nbytes)
+            direction.counters[NO_ROOM] += count
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def _deliver(values, direction, fd, now):  # type: ignore[no-untyped-def]
+    """Write what has arrived by `now`; when the next record arrives."""
+    places, counters = direction.places, direction.counters
+    while places[COUNT] > 0:
         at = places[FIRST]
-        start, nbytes, count = records[0, at], records[1, at], records[2, at]
-        places[FIRST] = (at + 1) % arrivals.size
+        if direction.arrivals[at] > now:
+            return direction.arrivals[at]
+        start, nbytes, count = direction.starts[at], direction.sizes[at], direction.packets[at]
+        places[FIRST] = (at + 1) % direction.starts.size
         places[COUNT] -= 1
         if values[IS_CUT] != 0.0:
             counters[CUT] += count
-        elif _write(fd, ring[start:].ctypes.data, nbytes) == nbytes:
-            _, headers, _ = segments(ring, start, nbytes)
+        elif _write(fd, direction.address + start, nbytes) == nbytes:
+            _, headers, _ = segments(direction.ring, start, nbytes)
             counters[PACKETS] += count
             counters[NBYTES] += nbytes - VNET_BYTES + (count - 1) * headers
         else:
             counters[REFUSED] += count
+    return np.inf
 
 
 @numba.njit(cache=True, nogil=True)
-def carry(fds, values, counters, states, chances, rings):  # type: ignore[no-untyped-def]
-    """Carry packets both ways until STOP.
+def _now(clock, clock_address):  # type: ignore[no-untyped-def]
+    _clock_gettime(_CLOCK_MONOTONIC, clock_address)
+    return clock[0] + clock[1] * 1e-9
 
-    `fds`: int32 [2], the near and the far device, non-blocking. `values`, `counters`: the
-    board's. `states` [2, ...] and `chances` [2, 2]: the queue's. `rings`: uint8 [2, RING_BYTES].
-    """
-    timespec = np.zeros(2, np.int64)
-    polls = np.zeros(2 * DIRECTIONS, np.int32)  # struct pollfd: fd, then events and revents
-    for direction in range(DIRECTIONS):
-        polls[2 * direction] = fds[direction]
-        polls[2 * direction + 1] = _POLLIN
-    places = np.zeros((DIRECTIONS, 3), np.int64)
-    records = np.zeros((DIRECTIONS, 3, RECORDS), np.int64)
-    arrivals = np.zeros((DIRECTIONS, RECORDS))
-    original = np.zeros(MAX_HEADERS_BYTES, np.uint8)
-    scratch = np.zeros(MAX_RECORD_BYTES, np.uint8)
+
+@numba.njit(cache=True, nogil=True)
+def _carry(values, there, back, near, far, clock, clock_address, polls_address):  # type: ignore[no-untyped-def]
     busy_until = 0.0
-
     while values[STOP] == 0.0:
-        now = _now(timespec)
-        wake = now + _IDLE_S
-        limit = min(int(values[MEMORY_BYTES]), RING_BYTES)
-        for direction in range(DIRECTIONS):
-            ring = rings[direction]
-            for _ in range(_BATCH):
-                at = place(places[direction], records[direction, 0], limit)
-                if at < 0:
-                    nbytes = _read(fds[direction], scratch.ctypes.data, MAX_RECORD_BYTES)
-                    if nbytes > 0:
-                        counters[direction, NO_ROOM] += segments(scratch, 0, nbytes)[0]
-                else:
-                    nbytes = _read(fds[direction], ring[at:].ctypes.data, MAX_RECORD_BYTES)
-                    if nbytes > 0:
-                        take(
-                            values,
-                            counters[direction],
-                            states[direction],
-                            chances[direction],
-                            ring,
-                            places[direction],
-                            records[direction],
-                            arrivals[direction],
-                            original,
-                            at,
-                            nbytes,
-                            now,
-                        )
-                if nbytes <= 0:
-                    break
-                busy_until = now + _BUSY_S
-            _deliver(
-                values,
-                counters[direction],
-                ring,
-                places[direction],
-                records[direction],
-                arrivals[direction],
-                fds[1 - direction],
-                _now(timespec),
-            )
-            counters[direction, QUEUE_BYTES] = int(drain(values, states[direction], now))
-            if places[direction, COUNT] > 0:
-                wake = min(wake, arrivals[direction, places[direction, FIRST]])
-        now = _now(timespec)
-        if now < busy_until:
-            _sleep(polls, 0, timespec, _TICK_S)
-        elif now < wake:
-            _sleep(polls, DIRECTIONS, timespec, wake - now)
+        now = _now(clock, clock_address)
+        some = _drain_device(values, there, near, now)
+        if _drain_device(values, back, far, now) or some:
+            busy_until = now + _BUSY_S
+        there.counters[QUEUE_BYTES] = int(drain(values, there.state, now))
+        back.counters[QUEUE_BYTES] = int(drain(values, back.state, now))
+        now = _now(clock, clock_address)
+        wake = min(_deliver(values, there, far, now), _deliver(values, back, near, now))
+        now = _now(clock, clock_address)
+        busy = now < busy_until
+        left = _TICK_S if busy else min(wake - now, _IDLE_S)
+        if left > 0.0:
+            clock[0] = 0
+            clock[1] = int(left * 1e9)
+            _ppoll(polls_address, 0 if busy else 2, clock_address, 0)
+
+
+def carry(values: np.ndarray, there: Direction, back: Direction, near: int, far: int) -> None:
+    """Carry packets both ways until STOP, without the interpreter's lock.
+
+    `values`: the board's. `near`, `far`: descriptors of the devices, non-blocking; `there` is
+    read from the near one. The first call on a machine compiles for some seconds.
+    """
+    clock = np.zeros(2, np.int64)  # struct timespec
+    polls = np.zeros(4, np.int32)  # two struct pollfd: fd, then events and revents
+    polls[:] = near, _POLLIN, far, _POLLIN
+    _carry(values, there, back, near, far, clock, clock.ctypes.data, polls.ctypes.data)

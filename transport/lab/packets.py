@@ -7,6 +7,7 @@ together, as a receiving card would put them together again (GRO).
 """
 
 import numba
+import numpy as np
 
 # struct virtio_net_hdr of linux/virtio_net.h, in the machine's (little-endian) order:
 # flags u8, gso_type u8, hdr_len u16, gso_size u16, csum_start u16, csum_offset u16.
@@ -27,7 +28,7 @@ MAX_HEADERS_BYTES = VNET_BYTES + 60 + 60
 
 @numba.njit(cache=True, nogil=True)
 def _get16(data, at):  # type: ignore[no-untyped-def]
-    return (int(data[at]) << 8) | int(data[at + 1])
+    return (np.int64(data[at]) << 8) | data[at + 1]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -77,7 +78,8 @@ def extract(data, at, nbytes, first, count, original):  # type: ignore[no-untype
     start = at + VNET_BYTES + headers + first * payload
     stop = min(start + count * payload, at + nbytes)
     new = start - headers - VNET_BYTES
-    data[new : new + VNET_BYTES + headers] = original[: VNET_BYTES + headers]
+    for byte in range(VNET_BYTES + headers):
+        data[new + byte] = original[byte]
 
     data[new + _VNET_HEADERS] = headers & 0xFF
     data[new + _VNET_HEADERS + 1] = headers >> 8

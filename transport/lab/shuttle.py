@@ -20,12 +20,9 @@ import time
 from contextlib import suppress
 from functools import partial
 
-import numpy as np
-
 from transport.lab import namespaces
 from transport.lab.board import DIRECTIONS, RING_BYTES, STOP, Board
-from transport.lab.loop import carry
-from transport.lab.queue import new_chances, new_state
+from transport.lab.loop import carry, new_direction
 
 # The namespaces know nobody else, so every lab can use the same two addresses.
 NEAR, FAR = "10.99.0.1", "10.99.0.2"
@@ -53,10 +50,15 @@ def main() -> int:
         control.sendall(json.dumps({"error": f"{error}"}).encode() + b"\n")
         return 1
     board = Board(board_fd)
+    there, back = (
+        new_direction(board.counters[which], seed, which, ring_bytes=RING_BYTES)
+        for which in range(DIRECTIONS)
+    )
+    work = partial(carry, board.values, there, back, *devices)
     board.values[STOP] = 1.0
-    _carry(devices, board, seed)  # compiled, or loaded, before the first packet comes
+    work()  # compiled, or loaded, before the first packet comes
     board.values[STOP] = 0.0
-    line = threading.Thread(target=_carry, args=(devices, board, seed))
+    line = threading.Thread(target=work)
     line.start()
     with suppress(PermissionError):  # a real line does not wait for a core
         scheduler = os.SCHED_RR, os.sched_param(_PRIORITY)
@@ -69,17 +71,6 @@ def main() -> int:
     line.join()
     _kill_all({os.fstat(end).st_ino for end in ends})
     return 0
-
-
-def _carry(devices: list[int], board: Board, seed: int) -> None:
-    carry(
-        np.array(devices, np.int32),
-        board.values,
-        board.counters,
-        np.stack([new_state() for _ in range(DIRECTIONS)]),
-        np.stack([new_chances(seed, direction) for direction in range(DIRECTIONS)]),
-        np.zeros((DIRECTIONS, RING_BYTES), np.uint8),
-    )
 
 
 def _kill_all(inodes: set[int]) -> None:
