@@ -86,11 +86,16 @@ def _checked(names: list[str], where: str) -> list[str]:
             raise UserError(
                 f"{where}: the name {name!r} may only have letters, digits, - and _ (at most 40)"
             )
-        if name == "ca":
-            raise UserError(f"{where}: a site cannot be called 'ca' here: its files are the CA's")
-        twin = next((other for other in names if other.lower() == name.lower()), name)
-        if twin is not name:
-            raise UserError(f"{where}: {twin!r} and {name!r} differ only in case, or not at all")
+        if name.lower() == "ca":
+            raise UserError(
+                f"{where}: a site cannot be called {name!r} here: such files are the CA's"
+            )
+    for number, name in enumerate(names):
+        twin = next((one for one in names[:number] if one.lower() == name.lower()), None)
+        if twin == name:
+            raise UserError(f"{where}: {name!r} is there twice")
+        if twin is not None:
+            raise UserError(f"{where}: {twin!r} and {name!r} differ only in case")
     return names
 
 
