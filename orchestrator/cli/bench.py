@@ -17,6 +17,7 @@ from orchestrator.cli.bench_driver import driver
 from orchestrator.cli.bench_faults import faults
 from orchestrator.cli.bench_mutants import mutants
 from orchestrator.cli.bench_schedule import schedule
+from orchestrator.cli.bench_turns import turns
 from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.topology.load import load_topology
@@ -28,6 +29,7 @@ app.command()(driver)
 app.command()(faults)
 app.command()(mutants)
 app.command()(schedule)
+app.command()(turns)
 
 
 @app.callback()

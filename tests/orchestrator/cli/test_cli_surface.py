@@ -24,6 +24,7 @@ SURFACE = {
     "bench mutants": ["--jobs", "--markdown", "--seeds", "-o/--output", "names"],
     "bench parity": ["-o/--output", "file"],
     "bench schedule": ["--seeds", "-o/--output"],
+    "bench turns": ["--route", "--topology", "-o/--output"],
     "init": ["--certs", "--sites", "-o/--output", "file"],
     "lab": [
         *("--buffer", "--delay", "--far", "--jitter", "--link", "--loss", "--mtu", "--near"),
