@@ -10,7 +10,8 @@ from transport.base import Offer, OfferRefused, Slice, SliceKey, StreamId, Strea
 LAYERS = 3
 HEADS = 2
 SIZE = 16
-FINGERPRINT = '{"tensors":"t0"}'
+MODEL = '{"tensors":"t0"}'
+LAYOUT = '{"order":"token-major"}'
 
 
 def kv_like(rng: np.random.Generator, tokens: int, heads: int, size: int) -> np.ndarray:
@@ -23,6 +24,11 @@ def kv_like(rng: np.random.Generator, tokens: int, heads: int, size: int) -> np.
 @lru_cache
 def _whole(seed: int, heads: int, size: int) -> np.ndarray:
     return kv_like(np.random.default_rng(seed), 1024, heads, size)
+
+
+def token_bytes(layers: int = LAYERS, heads: int = HEADS, size: int = SIZE) -> int:
+    """Raw KV of one token."""
+    return 2 * layers * heads * size * 2
 
 
 def make_slice(layer: int, part: str, start: int, stop: int, *, heads=HEADS, size=SIZE) -> Slice:
@@ -41,16 +47,20 @@ def make_offer(request: str = "r", start: int = 0, stop: int = 64, *, layers=LAY
         start=start,
         stop=stop,
         slices_per_token=2 * layers,
-        fingerprint=FINGERPRINT,
         cache_salt="",
+        blocks=tuple(block.to_bytes(16, "big") for block in range(stop // 16)),
     )
 
 
 class MemorySink:
-    """Counts how often each (layer, part, token) arrived and keeps its bits."""
+    """Counts how often each (layer, part, token) arrived and keeps its bits.
 
-    def __init__(self, have: int = 0) -> None:
+    `have` is what it answers an offer (None: ask again), `refusal` why it takes none.
+    """
+
+    def __init__(self, have: int | None = 0, *, refusal: str | None = None) -> None:
         self.have = have
+        self.refusal = refusal
         self.offers: list[Offer] = []
         self.counts: dict[tuple, int] = {}
         self.rows: dict[tuple, np.ndarray] = {}
@@ -59,8 +69,8 @@ class MemorySink:
         self._lock = threading.Lock()
 
     def offered(self, offer: Offer) -> int | None:
-        if offer.fingerprint != FINGERPRINT:
-            raise OfferRefused(f"fingerprint here {FINGERPRINT}, there {offer.fingerprint}")
+        if self.refusal is not None:
+            raise OfferRefused(self.refusal)
         self.offers.append(offer)
         return self.have
 
@@ -84,7 +94,7 @@ class MemorySink:
 
     def check(self, offer: Offer, *, layers=LAYERS, heads=HEADS, size=SIZE) -> None:
         """Every slice of the offer is here, once, with its own bits."""
-        first = max(offer.start, self.have)
+        first = max(offer.start, self.have or 0)
         for layer in range(layers):
             for part in "kv":
                 whole = make_slice(layer, part, 0, offer.stop, heads=heads, size=size).data

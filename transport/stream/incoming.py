@@ -10,6 +10,23 @@ from transport.stream.ranges import Ranges
 Conn = Hashable
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A piece that was admitted and is not yet stored.
+
+    `brought`: the connection it is read from, and those on which it came again meanwhile, as it
+    does when the sender knows before us that a connection broke: each must hear of it.
+    """
+
+    data: Data
+    brought: list[Conn]
+
+    def repeated(self, conn: Conn) -> None:
+        """It came once more."""
+        if conn not in self.brought:
+            self.brought.append(conn)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Incoming:
     """Held and changed by `Receiver`."""
@@ -20,8 +37,9 @@ class Incoming:
     have: int | None = None  # None: the sink has not answered yet
     missing: int = 0  # tokens summed over layers and parts
     received: dict[tuple[int, str], Ranges] = field(default_factory=dict)
-    pending: dict[SliceKey, tuple[Data, Conn]] = field(default_factory=dict)  # not yet stored
-    skipped: set[SliceKey] = field(default_factory=set)  # came before the sink had answered
+    pending: dict[SliceKey, Pending] = field(default_factory=dict)
+    # Came before the sink had answered, on which connection.
+    skipped: dict[SliceKey, Conn] = field(default_factory=dict)
     asked: tuple[Conn, int] | None = None  # where and which attempt is to be answered
     attempt: int = 0  # the last that was seen
     bytes_raw: int = 0

@@ -69,6 +69,7 @@ class Outgoing:
     give_up_at: float | None = None
     stall_at: float | None = None
     breaks: int = 0
+    damaged: int = 0  # times the receiver asked again since it last acknowledged
 
     @property
     def stream(self) -> StreamId:

@@ -107,7 +107,7 @@ class FrameReader:
         self._head += self._scratch[at : at + took]
         if took == missing:
             self._end_head(self._preamble)
-        return took
+        return took or None
 
     def _end_head(self, preamble: Preamble) -> None:
         frame = parse_head(preamble, bytes(self._head))

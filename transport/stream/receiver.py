@@ -21,7 +21,7 @@ from transport.stream.frames import (
     Pong,
     Refuse,
 )
-from transport.stream.incoming import Conn, Incoming
+from transport.stream.incoming import Conn, Incoming, Pending
 
 MAX_ENDED = 4096  # ended streams remembered, so that a late frame or offer is answered rightly
 WINDOW_BYTES = 64 << 20  # credit of one sender: 10 Gbps over a round trip of 50 ms
@@ -150,12 +150,14 @@ class Receiver:
             return Verdict.SKIP
         incoming = self._streams.get(data.stream)
         if incoming is None:
-            if self._ended.get(data.stream, "") is not None:
-                line.out.append(Refuse(data.stream, self._why_unknown(data.stream)))
+            line.out.append(self._last_word(data.stream))
             return Verdict.SKIP
         key = data.key
-        if incoming.session != line.session or key in incoming.pending:
-            return Verdict.SKIP  # from before a restart of the sender, or a repeat
+        if incoming.session != line.session:
+            return Verdict.SKIP  # from before a restart of the sender
+        if key in incoming.pending:
+            incoming.pending[key].repeated(conn)
+            return Verdict.SKIP
         wrong = incoming.foreign(key)
         if wrong is None and len(incoming.skipped) > _MAX_SKIPPED:
             wrong = "too much was sent before the offer was accepted"
@@ -163,7 +165,7 @@ class Receiver:
             self._break(data.stream, wrong)
             return Verdict.SKIP
         if incoming.have is None:
-            incoming.skipped.add(key)
+            incoming.skipped[key] = conn
             return Verdict.SKIP
         if incoming.has(key):
             line.acks.setdefault(data.stream, []).append(key)
@@ -171,7 +173,7 @@ class Receiver:
         self._hold(conn, line.session, body_bytes)
         if incoming.first_at is None:
             incoming.first_at = now
-        incoming.pending[key] = data, conn
+        incoming.pending[key] = Pending(data, [conn])
         return Verdict.TAKE
 
     def put(
@@ -187,18 +189,17 @@ class Receiver:
         A damaged piece is asked for again; no other error would go away by that.
         """
         self._free(conn, body_bytes)
-        incoming = self._unpend(data)
+        incoming, brought = self._unpend(data)
         if incoming is None:
             return
         if error is None:
             incoming.store(data, body_bytes)
-            if conn in self._lines:
-                self._lines[conn].acks.setdefault(data.stream, []).append(data.key)
+            for line in self._lines_of(brought):
+                line.acks.setdefault(data.stream, []).append(data.key)
             self._answer_if_settled(incoming)
-            self._complete_if_whole(incoming, now, conn)
+            self._complete_if_whole(incoming, now)
         elif isinstance(error, CorruptFrame):
-            if conn in self._lines:
-                self._lines[conn].out.append(Again(data.stream, (data.key,)))
+            self._say_again(data, brought)
             self._answer_if_settled(incoming)
         else:
             self._break(data.stream, f"{type(error).__name__}: {error}")
@@ -206,8 +207,9 @@ class Receiver:
     def dropped(self, conn: Conn, data: Data, body_bytes: int) -> None:
         """The piece's body did not arrive; it will come again."""
         self._free(conn, body_bytes)
-        incoming = self._unpend(data)
+        incoming, brought = self._unpend(data)
         if incoming is not None:
+            self._say_again(data, brought[1:])
             self._answer_if_settled(incoming)
 
     def cancel(self, stream: StreamId, reason: str) -> None:
@@ -253,8 +255,7 @@ class Receiver:
         offer, line = frame.offer, self._lines[conn]
         stream = offer.stream
         if stream in self._ended:
-            reason = self._ended[stream]
-            line.out.append(Done(stream) if reason is None else Refuse(stream, reason))
+            line.out.append(self._last_word(stream))
             return
         incoming = self._streams.get(stream)
         if incoming is None:
@@ -278,10 +279,8 @@ class Receiver:
         incoming = self._streams.get(stream)
         if incoming is not None:
             self._break(stream, f"finished with {incoming.missing} slice tokens missing")
-        elif self._ended.get(stream, "") is None:
-            line.out.append(Done(stream))
         else:
-            line.out.append(Refuse(stream, self._why_unknown(stream)))
+            line.out.append(self._last_word(stream))
 
     def _cancelled(self, conn: Conn, frame: Cancel | Refuse, now: float) -> None:
         incoming = self._streams.get(frame.stream)
@@ -306,32 +305,34 @@ class Receiver:
         incoming.give_up_at = None if self._reaches(incoming) else now + self._resume_s
         incoming.missing = max(0, offer.stop - incoming.first) * offer.slices_per_token
         self._answer_if_settled(incoming)
-        self._complete_if_whole(incoming, now, None)
+        self._complete_if_whole(incoming, now)
 
     def _answer_if_settled(self, incoming: Incoming) -> None:
         """Answer an offer once nothing that a broken connection brought is still being stored."""
         if incoming.asked is None or incoming.have is None:
             return
         conn, attempt = incoming.asked
-        if any(brought not in self._lines for _, brought in incoming.pending.values()):
+        if any(held.brought[0] not in self._lines for held in incoming.pending.values()):
             return
         incoming.asked = None
-        stream, line = incoming.offer.stream, self._lines[conn]
-        line.out.append(Accept(stream, attempt, incoming.have, incoming.ranges))
-        if incoming.skipped:
-            line.out.append(Again(stream, tuple(sorted(incoming.skipped))))
-            incoming.skipped.clear()
+        stream = incoming.offer.stream
+        accept = Accept(stream, attempt, incoming.have, incoming.ranges)
+        self._lines[conn].out.append(accept)
+        skipped: dict[Conn, list[SliceKey]] = {}
+        for key, brought in incoming.skipped.items():
+            skipped.setdefault(brought, []).append(key)
+        incoming.skipped.clear()
+        for brought, keys in skipped.items():
+            for line in self._lines_of([brought]):
+                line.out.append(Again(stream, tuple(keys)))
 
-    def _complete_if_whole(self, incoming: Incoming, now: float, conn: Conn | None) -> None:
+    def _complete_if_whole(self, incoming: Incoming, now: float) -> None:
         if incoming.missing > 0:
             return
         stream = incoming.offer.stream
         del self._streams[stream]
         self._remember(stream, None)
-        if conn in self._lines:
-            self._lines[conn].out.append(Done(stream))
-        else:
-            self._tell(incoming, Done(stream))
+        self._tell(incoming, Done(stream))
         started = now if incoming.first_at is None else incoming.first_at
         stats = StreamStats(
             bytes_raw=incoming.bytes_raw,
@@ -344,7 +345,8 @@ class Receiver:
         """Refuse an offer that the sink never took: it is not told, and may be offered again."""
         stream = incoming.offer.stream
         del self._streams[stream]
-        self._tell(incoming, Refuse(stream, reason))
+        if incoming.asked is not None:  # else its sender asks once more
+            self._lines[incoming.asked[0]].out.append(Refuse(stream, reason))
 
     def _break(self, stream: StreamId, reason: str, *, tell: bool = True) -> None:
         incoming = self._streams.pop(stream)
@@ -358,34 +360,48 @@ class Receiver:
         return any(line.session == incoming.session for line in self._lines.values())
 
     def _tell(self, incoming: Incoming, frame: Frame) -> None:
-        """On the first connection of its sender's, if there is one."""
+        """On every connection of its sender's: some may be dead and not yet known to be."""
         for line in self._lines.values():
             if line.session == incoming.session:
                 line.out.append(frame)
-                return
+
+    def _say_again(self, data: Data, brought: list[Conn]) -> None:
+        for line in self._lines_of(brought):
+            line.out.append(Again(data.stream, (data.key,)))
+
+    def _lines_of(self, conns: list[Conn]) -> list[_Line]:
+        return [self._lines[conn] for conn in conns if conn in self._lines]
 
     def _hold(self, conn: Conn, session: bytes, nbytes: int) -> None:
         held = [h for h in self._held.values() if h.session == session]
-        total = sum(h.nbytes for h in held) + nbytes
-        if total > 2 * self.window_bytes:
+        before = sum(h.nbytes for h in held)
+        if before and before + nbytes > 2 * self.window_bytes:  # one piece is always taken
+            total = before + nbytes
             raise OverCredit(f"{total} bytes were sent on a credit of {self.window_bytes}")
         self._held.setdefault(conn, _Held(session)).nbytes += nbytes
 
     def _free(self, conn: Conn, nbytes: int) -> None:
-        held = self._held[conn]
+        held = self._held.get(conn)
+        if held is None:  # what was left of it had no bytes
+            return
         held.nbytes -= nbytes
         if held.nbytes <= 0 and conn not in self._lines:
             del self._held[conn]
 
-    def _unpend(self, data: Data) -> Incoming | None:
+    def _unpend(self, data: Data) -> tuple[Incoming | None, list[Conn]]:
+        """The stream that waits for this piece, and the connections that brought it."""
         incoming = self._streams.get(data.stream)
-        if incoming is None or incoming.pending.get(data.key, (None,))[0] is not data:
-            return None
-        del incoming.pending[data.key]
-        return incoming
+        if incoming is not None:
+            held = incoming.pending.get(data.key)
+            if held is not None and held.data is data:
+                del incoming.pending[data.key]
+                return incoming, held.brought
+        return None, []
 
-    def _why_unknown(self, stream: StreamId) -> str:
-        return self._ended.get(stream) or "the receiver does not know this stream"
+    def _last_word(self, stream: StreamId) -> Done | Refuse:
+        """What to say to the sender of a stream that is not open here."""
+        reason = self._ended.get(stream, "the receiver does not know this stream")
+        return Done(stream) if reason is None else Refuse(stream, reason)
 
     def _remember(self, stream: StreamId, reason: str | None) -> None:
         self._ended[stream] = reason

@@ -29,6 +29,7 @@ from transport.stream.pace import DeliveryRate, RoundTrip
 from transport.stream.ranges import Ranges
 from transport.stream.schedule import ageing_bytes_per_s, rank
 
+MAX_DAMAGED = 64  # pieces that came damaged, without an acknowledgement
 MAX_BREAKS = 5  # broken connections in a row, for each there may be, without an acknowledgement
 STALL_S = 60.0  # something written, nothing acknowledged, connections alive
 RESUME_S = 10.0  # how long a sender looks for a connection on which its stream is accepted
@@ -38,6 +39,7 @@ PING_EVERY_S = 5.0
 # for all. Above it only the stream that ranks first goes on.
 STREAM_AHEAD_BYTES = 4 << 20
 AHEAD_BYTES = 16 << 20
+_MAX_UNTOLD = 4096
 CANCELLED = "cancelled by the sender"
 
 
@@ -52,7 +54,8 @@ class _Line:
     heard_at: float
     ping_at: float
     control: deque[Frame] = field(default_factory=deque)
-    cancelled: list[Cancel] = field(default_factory=list)  # written here, since the last pong
+    cancelled: list[Cancel] = field(default_factory=list)  # written here, and perhaps not heard
+    pinged: tuple[int, int] | None = None  # stamp, and how many of `cancelled` went before it
 
 
 class Sender:
@@ -73,6 +76,8 @@ class Sender:
         self._flying_bytes = 0
         self._opened = 0
         self._changed: dict[StreamId, None] = {}
+        self._waiting: set[StreamId] = set()  # for room that other streams take up
+        self._untold: deque[Cancel] = deque(maxlen=_MAX_UNTOLD)
         self._goodput = DeliveryRate()
         self._coded = self._raw = 1  # bytes written so far, and what they were before coding
         self._round_trip = RoundTrip()
@@ -122,9 +127,11 @@ class Sender:
         queued = sum(other.queued_bytes for other in self.streams.values())
         if queued < AHEAD_BYTES:
             return True
-        return not out.queue and out is self._first(
-            (other for other in self.streams.values() if not other.queue), now
-        )
+        idle = (other for other in self.streams.values() if not other.queue)
+        if not out.queue and out is self._first(idle, now):
+            return True
+        self._waiting.add(out.stream)
+        return False
 
     def push(self, data: Data) -> None:
         """Queue one coded piece; one that the receiver has, or of an ended stream, is dropped."""
@@ -149,12 +156,23 @@ class Sender:
     def fail_all(self, reason: str) -> None:
         """No connection will do."""
         for out in list(self.streams.values()):
-            self._end(out, Phase.BROKEN, reason)
+            self.cancel(out, reason)
 
     def changed(self) -> list[StreamId]:
-        """Streams whose state moved since this was asked last, ended ones among them."""
+        """Streams whose state moved since this was asked last, ended ones among them.
+
+        With them come those that were told there was no room because of others.
+        """
+        if self._changed and self._waiting:
+            self._changed.update(dict.fromkeys(self._waiting))
+            self._waiting.clear()
         moved, self._changed = list(self._changed), {}
         return moved
+
+    @property
+    def goodput_bytes_per_s(self) -> float | None:
+        """Coded bytes that arrive, while there is enough to send; None: not measured yet."""
+        return self._goodput.bytes_per_s
 
     def estimate(self, loss: float | None) -> LinkEstimate:
         """What is known of the path; `loss` is what the sockets say."""
@@ -178,6 +196,8 @@ class Sender:
         self.dials.up(now)
         if rtt_s is not None:
             self._round_trip.add(rtt_s)
+        while self._untold:
+            self._tell_cancelled(self._untold.popleft())
         for out in self.streams.values():
             if not out.awaiting:
                 continue
@@ -200,7 +220,6 @@ class Sender:
             out.uncertain.update(lost)
             asked = conn in out.asked_on
             out.asked_on.discard(conn)
-            unanswered = out.awaiting and not out.asked_on
             if lost or asked or out.finish_sent or not self._lines:
                 out.finish_sent = False
                 out.breaks += 1
@@ -208,7 +227,7 @@ class Sender:
                 if out.breaks > MAX_BREAKS * self.dials.connections:
                     what = f"connection broken {out.breaks} times without progress"
                     self.cancel(out, f"{what}: {reason}")
-                elif unanswered or not out.awaiting:
+                elif asked or not out.awaiting:  # the answer may have been lost with it
                     self._ask(out, now)
         for cancel in line.cancelled:
             self._tell_cancelled(cancel)
@@ -226,8 +245,10 @@ class Sender:
             return
         line.heard_at = now
         if isinstance(frame, Pong):
-            self._round_trip.add(now - frame.stamp / 1e9)
-            line.cancelled.clear()
+            if line.pinged is not None and frame.stamp == line.pinged[0]:
+                self._round_trip.add(now - frame.stamp / 1e9)
+                del line.cancelled[: line.pinged[1]]
+                line.pinged = None
         elif isinstance(frame, Accept | Refuse | Cancel | Ack | Again | Done):
             out = self.streams.get(frame.stream)
             if out is not None:
@@ -293,7 +314,10 @@ class Sender:
             for line in self._lines.values():
                 if now >= line.ping_at:
                     line.ping_at = now + PING_EVERY_S
-                    line.control.append(Ping(int(now * 1e9)))
+                    stamp = int(now * 1e9)
+                    line.control.append(Ping(stamp))
+                    if line.pinged is None:
+                        line.pinged = stamp, len(line.cancelled)
 
     def silent(self, now: float) -> list[Conn]:
         """Connections to close: something is under way and nothing was heard for long."""
@@ -310,7 +334,12 @@ class Sender:
         for layer, part, start, stop in frame.received:
             received.setdefault((layer, part), Ranges()).add(start, stop)
         none = Ranges()
-        if not all(received.get(o, none).covers(a, b) for o, a, b in out.promised):
+        have = out.have if out.have is not None else frame.have
+        kept = (
+            stop <= have or received.get(owner, none).covers(max(start, have), stop)
+            for owner, start, stop in out.promised
+        )
+        if not all(kept):
             self.cancel(out, "the receiver has lost what it had acknowledged")
             return
         out.awaiting, out.give_up_at = False, None
@@ -333,7 +362,7 @@ class Sender:
     def _acknowledged(self, out: Outgoing, frame: Ack, now: float) -> None:
         for key in frame.keys:
             self._settle(out, key, now)
-        out.breaks = 0
+        out.breaks = out.damaged = 0
         self._watch(out, now)
         self._finish_if_acked(out, now)
 
@@ -343,7 +372,10 @@ class Sender:
                 self._land(out, key)
                 self._goodput.lost(1)
                 out.enqueue(key, first=True)
+        out.damaged += 1
         self._watch(out, now)
+        if out.damaged > MAX_DAMAGED:
+            self.cancel(out, f"{out.damaged} pieces came damaged without progress")
 
     def _completed(self, out: Outgoing, frame: Done, now: float) -> None:
         for key in list(out.unacked):
@@ -405,7 +437,9 @@ class Sender:
 
     def _tell_cancelled(self, cancel: Cancel) -> None:
         conn = self._post(cancel)
-        if conn is not None:
+        if conn is None:
+            self._untold.append(cancel)
+        else:
             self._lines[conn].cancelled.append(cancel)
 
     def _settle(self, out: Outgoing, key: SliceKey, now: float) -> None:
@@ -440,6 +474,7 @@ class Sender:
         out.give_up_at = out.stall_at = None
         out.clear()
         self.streams.pop(out.stream, None)
+        self._waiting.discard(out.stream)
         self._changed[out.stream] = None
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transport.kv_helpers import make_offer
+from tests.transport.stream.stream_world import wire_bytes
 from transport.base import SliceKey, StreamId
 from transport.stream import frames, framing
 from transport.stream.frames import Frame, FrameError
@@ -29,24 +30,22 @@ DATA = frames.Data(
     body=b"coded bytes",
 )
 EVERY_KIND: list[Frame] = [
-    frames.Hello("prefill-0", b"n" * 16),
+    frames.Hello("prefill-0", b"n" * 16, b"s" * 16),
     frames.Proof(b"d" * 32),
+    frames.Terms('{"tensors":"t0"}', "token-major", 1 << 40),
     frames.Goodbye("because"),
-    frames.Offering(make_offer()),
-    frames.Accept(STREAM, 16, 1 << 40, ((0, "k", 16, 20), (1, "latent", 16, 17))),
+    frames.Offering(make_offer(), 3),
+    frames.Accept(STREAM, 3, 16, ((0, "k", 16, 20), (1, "latent", 16, 17))),
     frames.Refuse(STREAM, "no"),
     DATA,
     frames.Ack(STREAM, (KEY, SliceKey(0, "k", 0, 1))),
+    frames.Again(STREAM, (KEY,)),
     frames.Finish(STREAM),
     frames.Done(STREAM),
     frames.Cancel(STREAM, "enough"),
     frames.Ping(1 << 50),
     frames.Pong(0),
 ]
-
-
-def wire_bytes(frame: Frame) -> bytes:
-    return b"".join(bytes(part) for part in framing.encode(frame))
 
 
 def decode(data: bytes) -> Frame:
