@@ -182,6 +182,7 @@ def _arrived(name: str, load: Load, setup: Setup, rng: Random, prefix: tuple[int
         handoff=rng.choice([None, *HandoffMode]),
         sampling=Sampling(temperature=rng.choice([0.0, 0.8]), seed=rng.randrange(100)),
         cache_salt=rng.choice(["", "", "tenant"]),
+        weight=rng.choice([1.0, 1.0, 4.0]),
     )
 
 
