@@ -38,7 +38,6 @@ from workers.service.front import Front, listen
 
 log = logging.getLogger(__name__)
 
-CODECS = {"lossless": "zstd", "raw": "raw"}
 READY_CHECK_S = 0.1
 
 
@@ -50,7 +49,7 @@ def core_config(topology: Topology, gateway: str) -> CoreConfig:
         gateway_site=topology.gateway.site,
         route=None if policy.route == "auto" else RequestRoute(policy.route),
         handoff=HandoffMode(policy.handoff),
-        codec=CODECS[policy.codec],
+        codec=policy.codec,
         handoff_bound_s=policy.handoff_bound_s,
         queue_limit=policy.queue_limit,
         deadlines=Deadlines(

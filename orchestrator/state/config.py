@@ -36,7 +36,7 @@ class CoreConfig:
     gateway_site: str
     route: Route | None = None
     handoff: HandoffMode = HandoffMode.AUTO
-    codec: str = "zstd"
+    codec: str = "lossless"  # see transport.codecs.choose
     handoff_bound_s: float = 1.0
     queue_limit: int = 256
     deadlines: Deadlines = field(default_factory=Deadlines)

@@ -1,25 +1,20 @@
-"""The sending end of KV streams over TCP: coding in threads, and a handle for each stream."""
+"""The sending end of KV streams over TCP: a handle for each stream."""
 
 import asyncio
-import os
 import ssl
-import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from time import monotonic
 
 from transport.base import LinkEstimate, Offer, Slice, SliceKey, StreamId
-from transport.codecs.table import CODECS, encode_slice
-from transport.stream.frames import Data, Frame, FrameError, Offering, Terms
-from transport.stream.framing import encode
+from transport.codecs.choose import POLICIES, known_policy
+from transport.stream.frames import Offering, Terms
 from transport.stream.outgoing import Phase
 from transport.stream.sender import CANCELLED, RESUME_S, StreamBroken
+from transport.tcp.coder import THREADS, Coder, check
 from transport.tcp.peer import Identity, Peer, Route
 
 CONNECTIONS = 4
 _MAX_PIECE_TOKENS = 4096  # each may have a position of its own in the frame's head
-_THREADS = max(2, min(4, os.cpu_count() or 1))
 
 
 class KVClient:
@@ -46,14 +41,14 @@ class KVClient:
         self._resume_s = resume_s
         self._peers: dict[str, Peer] = {}
         self._closed = False
-        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv-encode")
+        self.coder = Coder()
         self._streams: dict[StreamId, KVStream] = {}
 
     async def open(
         self,
         route: Route,
         offer: Offer,
-        codec: str,
+        policy: str,
         *,
         token_bytes: int,
         weight: float = 1.0,
@@ -61,14 +56,15 @@ class KVClient:
     ) -> "KVStream":
         """Offer a stream; wait until it is accepted, but not with `early`.
 
+        `policy` names a codec, or a choice for each piece (`transport.codecs.choose`).
         `token_bytes` is the raw KV of one token over all layers and parts. With `early` pieces
         go out behind the offer: a round trip less, wasted if the receiver has them. Raises
-        StreamBroken with the receiver's reason, and ValueError for an unknown codec, an offer
+        StreamBroken with the receiver's reason, and ValueError for an unknown policy, an offer
         that fits no frame, or a stream that is open already.
         """
-        if codec not in CODECS:
-            raise ValueError(f"codec {codec!r}: known are {', '.join(CODECS)}")
-        _check(Offering(offer, 0))
+        if not known_policy(policy):
+            raise ValueError(f"codec {policy!r}: known are {', '.join(POLICIES)}")
+        check(Offering(offer, 0))
         if self._closed:
             raise StreamBroken("the sender is closed")
         peer = self._peers.get(route.address)
@@ -76,7 +72,7 @@ class KVClient:
             peer = Peer(self._identity, route, self._connections, self._resume_s, self._heard)
             self._peers[route.address] = peer
         stream = KVStream(
-            self, peer, offer, codec, token_bytes=token_bytes, weight=weight, early=early
+            self, peer, offer, policy, token_bytes=token_bytes, weight=weight, early=early
         )
         self._streams[offer.stream] = stream
         peer.settle()
@@ -98,7 +94,7 @@ class KVClient:
         self._closed = True
         for peer in self._peers.values():
             await peer.close()
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.coder.close()
 
     def _heard(self, stream: StreamId) -> None:
         handle = self._streams.get(stream)
@@ -116,7 +112,7 @@ class KVStream:
         client: KVClient,
         peer: Peer,
         offer: Offer,
-        codec: str,
+        policy: str,
         *,
         token_bytes: int,
         weight: float,
@@ -125,10 +121,9 @@ class KVStream:
         self.changed = asyncio.Event()
         self._client = client
         self._peer = peer
-        self._codec = codec
-        self._loop = asyncio.get_running_loop()
+        self._policy = policy
         self._turn = asyncio.Lock()
-        self._coding = asyncio.Semaphore(_THREADS)
+        self._coding = asyncio.Semaphore(THREADS)
         self._coded: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._out = peer.sender.open(
@@ -188,8 +183,8 @@ class KVStream:
         return self._out.ended or self._peer.sender.has_room(self._out, monotonic())
 
     async def _code(self, piece: Slice) -> None:
-        data = await self._loop.run_in_executor(
-            self._client.pool, _coded, self._out.stream, piece, self._codec
+        data = await self._client.coder.code(
+            self._out.stream, piece, self._policy, self._peer.goodput_bytes_per_s
         )
         self._peer.sender.push(data)
         self._peer.settle()
@@ -228,18 +223,3 @@ def _split(piece: Slice, have: int, limit_bytes: int) -> Iterator[Slice]:
             positions=piece.positions[here],
             data=piece.data[here],
         )
-
-
-def _coded(stream: StreamId, piece: Slice, codec: str) -> Data:
-    data = encode_slice(stream, piece, codec)
-    _check(replace(data, body=b""))
-    # Here, in a thread: the loop would take it otherwise.
-    return replace(data, body_crc=zlib.crc32(data.body))
-
-
-def _check(frame: Frame) -> None:
-    """A frame that cannot be written is its caller's mistake, and no connection should break."""
-    try:
-        encode(frame)
-    except FrameError as error:
-        raise ValueError(str(error)) from error

@@ -105,6 +105,12 @@ class Peer:
             return None
         return sockets.buffer_bytes(rate, rtt_s, self.sender.dials.connections)
 
+    @property
+    def goodput_bytes_per_s(self) -> float | None:
+        """Of coded bytes: as measured, else as the route was described; None: not known."""
+        measured = self.sender.goodput_bytes_per_s
+        return self.route.rate_bytes_per_s if measured is None else measured
+
     def estimate(self) -> LinkEstimate:
         """What is known of the path."""
         counted = [t for line in self._lines if (t := line.wire.traffic()) is not None]

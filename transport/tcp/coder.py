@@ -1,0 +1,91 @@
+"""Coding outside the event loop: threads, the choice of a codec per piece, and free cores."""
+
+import asyncio
+import os
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from time import monotonic, thread_time
+
+import psutil
+
+from transport.base import Slice, StreamId
+from transport.codecs.choose import choose
+from transport.codecs.table import encode_slice
+from transport.stream.frames import Data, Frame, FrameError
+from transport.stream.framing import encode
+
+THREADS = max(2, min(4, os.cpu_count() or 1))
+_LOOK_EVERY_S = 1.0
+
+
+class FreeCores:
+    """How many cores coding may use: those that idle, and those that coding keeps busy itself."""
+
+    def __init__(self) -> None:
+        self._cores = float(os.cpu_count() or 1)
+        self._looked_at = monotonic()
+        self._coding_s = 0.0
+        self._lock = threading.Lock()
+        self.free = self._cores
+        psutil.cpu_percent(None)  # the first answer says nothing
+
+    def coded(self, seconds: float) -> None:
+        """A thread has coded for so long."""
+        with self._lock:
+            self._coding_s += seconds
+
+    def look(self) -> float:
+        """The cores, as of the last second or so."""
+        now = monotonic()
+        passed_s = now - self._looked_at
+        if passed_s >= _LOOK_EVERY_S:
+            with self._lock:
+                ours, self._coding_s = self._coding_s / passed_s, 0.0
+            idle = self._cores * (1.0 - psutil.cpu_percent(None) / 100.0)
+            self.free = min(self._cores, idle + ours)
+            self._looked_at = now
+        return self.free
+
+
+class Coder:
+    """Codes pieces in `THREADS` threads."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-encode")
+        self._cores = FreeCores()
+
+    async def code(
+        self, stream: StreamId, piece: Slice, policy: str, goodput_bytes_per_s: float | None
+    ) -> Data:
+        """A frame of `piece`, by the codec that is fastest now. Raises ValueError."""
+        codec = choose(
+            policy, goodput_bytes_per_s=goodput_bytes_per_s, free_cores=self._cores.look()
+        )
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._coded, stream, piece, codec)
+
+    def close(self) -> None:
+        """Take no more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _coded(self, stream: StreamId, piece: Slice, codec: str) -> Data:
+        began = thread_time()
+        data = encode_slice(stream, piece, codec)
+        check(replace(data, body=b""))
+        # Here, in a thread: the loop would take it otherwise.
+        data = replace(data, body_crc=zlib.crc32(data.body))
+        self._cores.coded(thread_time() - began)
+        return data
+
+
+def check(frame: Frame) -> None:
+    """A frame that cannot be written is its caller's mistake, and no connection should break.
+
+    Raises ValueError.
+    """
+    try:
+        encode(frame)
+    except FrameError as error:
+        raise ValueError(str(error)) from error
