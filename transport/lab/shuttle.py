@@ -84,4 +84,4 @@ def _kill_all(inodes: set[int]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # nothing to write or to tidy: taking the compiler apart takes a second
