@@ -97,8 +97,8 @@ class Driver:
         metrics: Metrics,
         needed: frozenset[str],
         record: Record | None = None,
-    ) -> None:
         tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
@@ -107,8 +107,8 @@ class Driver:
         self.channels: dict[str, WorkerChannel] = {}  # of every member
         self._addresses = addresses
         self._secret = secret
-        self._metrics = metrics
         self._tls = tls
+        self._metrics = metrics
         self._record = record
         self._clients: dict[str, ClientStream] = {}
         self._loop = asyncio.get_running_loop()
@@ -187,12 +187,12 @@ class Driver:
         self.channels[worker] = WorkerChannel(
             worker,
             place,
+            site=site,
             gateway=self.config.gateway,
             secret=self._secret,
-            site=site,
+            tls=self._tls,
             unreachable_s=self.config.deadlines.silence,
             listener=self,
-            tls=self._tls,
         )
 
     def drain(self, worker: str) -> None:
