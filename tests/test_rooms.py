@@ -24,7 +24,7 @@ FLOORS = [
     ["orchestrator.lifecycle"],
     ["orchestrator.membership"],
     ["orchestrator.topology"],
-    ["orchestrator.metrics"],
+    ["orchestrator.metrics", "orchestrator.doctor"],
     ["orchestrator.live", "orchestrator.virtual"],
     ["orchestrator.replay"],
     ["benchmarks"],

@@ -20,6 +20,7 @@ COMMANDS = {
     "validate": "Check a topology file and name every mistake in it.",
     "bench": "Measure a claim.",
     "status": "Show what a running service is doing.",
+    "doctor": "Look what is well and what is not: machine, TCP, topology, running service.",
     "serve": "Start a topology on this machine and serve it.",
     "lab": "A long line on this machine, packet by packet, to try things on (needs root).",
 }

@@ -2,57 +2,30 @@
 
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from orchestrator.cli.gateway import KeyOption, ask_status
 from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption, print_json
-from orchestrator.errors import UserError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-ANSWER_S = 5.0
 
 
 @app.command()
 def status(
     url: Annotated[str, typer.Option(help="Where the gateway listens.")] = "http://127.0.0.1:8000",
-    key: Annotated[
-        str | None, typer.Option(envvar="PDD_API_KEY", help="An API key, if the gateway asks.")
-    ] = None,
+    key: KeyOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Workers, links and requests of a running service. Exit code 1 while it is not ready."""
-    base = url.rstrip("/").removesuffix("/v1")
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        answered = httpx.get(f"{base}/status", headers=headers, timeout=ANSWER_S, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        reason = str(error) or type(error).__name__
-        raise UserError(
-            f"no gateway at {base}: {reason}; start one with pdd serve or give its --url"
-        ) from error
-    if answered.status_code == 401:
-        raise UserError(f"{base} asks for an API key; give it with --key or PDD_API_KEY")
-    told = _read(answered)
-    if told is None:
-        raise UserError(f"{base} is no pdd gateway: /status answered {answered.status_code}")
+    told, _ = ask_status(url, key)
     if output is Format.JSON:
         print_json(told)
     else:
         _show(told)
     raise typer.Exit(GOOD if told["ready"] else FAILED)
-
-
-def _read(answered: httpx.Response) -> dict[str, Any] | None:
-    """The status in a gateway's answer; None: it is not from a gateway."""
-    try:
-        told = answered.json() if answered.status_code == 200 else None
-    except ValueError:
-        return None
-    return told if isinstance(told, dict) and "ready" in told and "workers" in told else None
 
 
 def _show(told: dict[str, Any]) -> None:
@@ -81,13 +54,21 @@ def _show(told: dict[str, Any]) -> None:
         )
     console.print(table)
     for link in told["links"]:
-        rate = link["goodput_bytes_per_s"] * 8 / 1e6
-        console.print(
-            f"{' - '.join(link['between'])}: rtt {link['rtt_s'] * 1e3:.1f} ms, {rate:g} Mbps, "
-            f"{link['queue_bytes']} bytes of KV under way"
-        )
-        if link["emulator"] is not None:
-            console.print(f"  emulated; control port {link['emulator']}")
+        console.print(_link(link))
+
+
+def _link(link: dict[str, Any]) -> str:
+    """One direction of a link on one line."""
+    told, rate = (link[key] * 8e-6 for key in ("bandwidth_bytes_per_s", "goodput_bytes_per_s"))
+    ago = link["measured_s_ago"]
+    measured = "" if ago is None else f", measured {ago:.0f} s ago"
+    loss = "" if link["loss"] is None else f", loss {link['loss']:.2%}"
+    emulator = link["emulator"]
+    emulated = "" if emulator is None else f"\n  emulated; control port {emulator}"
+    return (
+        f"{' > '.join(link['between'])}: {rate:.4g} of {told:g} Mbps{measured}; "
+        f"rtt {link['rtt_s'] * 1e3:.1f} ms{loss}, {link['queue_bytes']} bytes of KV to send{emulated}"
+    )
 
 
 def _number(value: float | None, form: str = "{}", factor: float = 1) -> str:

@@ -58,6 +58,7 @@ class Hello:
     """What a worker's process says of itself when its token stream opens.
 
     `incarnation` is drawn anew by every process; pids come again, in containers always the same.
+    `fingerprint` is for people to compare; None: it did not tell.
     """
 
     worker: str
@@ -67,6 +68,7 @@ class Hello:
     max_context: int
     kv_total_tokens: int
     kv_bytes_per_token: int
+    fingerprint: dict[str, Any] | None = None
 
 
 def read_hello(body: Any) -> Hello:
@@ -81,6 +83,7 @@ def read_hello(body: Any) -> Hello:
             max_context=info["max_context"],
             kv_total_tokens=info["kv_total_tokens"],
             kv_bytes_per_token=body["kv_bytes_per_token"],
+            fingerprint=info.get("fingerprint"),
         )
     except (KeyError, TypeError) as error:
         raise WireError(f"not a hello: {type(error).__name__} {error}") from error

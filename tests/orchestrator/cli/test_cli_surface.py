@@ -25,6 +25,7 @@ SURFACE = {
     "bench parity": ["-o/--output", "file"],
     "bench schedule": ["--seeds", "-o/--output"],
     "bench turns": ["--route", "--topology", "-o/--output"],
+    "doctor": ["--key", "--url", "-o/--output", "file"],
     "init": ["--certs", "--sites", "-o/--output", "file"],
     "lab": [
         *("--buffer", "--delay", "--far", "--jitter", "--link", "--loss", "--mtu", "--near"),

@@ -60,6 +60,13 @@ def test_a_hello_is_read() -> None:
     )
 
 
+def test_a_hello_may_tell_the_models_fingerprint() -> None:
+    model = {"layers": 30, "windows": []}
+    info = HELLO["info"] | {"fingerprint": model}
+    assert read_hello(HELLO).fingerprint is None
+    assert read_hello(HELLO | {"info": info}).fingerprint == model
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [

@@ -1,0 +1,1 @@
+"""What is well and what is not: this machine, its TCP, a topology's lines, a running service."""
