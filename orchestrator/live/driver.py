@@ -163,6 +163,7 @@ class Driver:
             "roles": sorted(member.roles),
             "state": state,
             "pid": member.hello.pid if member.hello else None,
+            "fingerprint": member.hello.fingerprint if member.hello else None,
             "control": self.channels[name].place.control,
             "load": dataclasses.asdict(member.load) if member.load else None,
         }
