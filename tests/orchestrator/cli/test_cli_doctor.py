@@ -10,6 +10,16 @@ from orchestrator.cli.main import run
 from tests.orchestrator.cli.test_cli_status import STATUS, serving
 
 LAPTOP = "configs/topologies/laptop-4000km.yaml"
+LINK = {
+    "between": ["hami", "shenzhen"],
+    "bandwidth_bytes_per_s": 1.25e6,
+    "goodput_bytes_per_s": 1e6,
+    "measured_s_ago": 3.4,
+    "rtt_s": 0.05,
+    "loss": None,
+    "queue_bytes": 0,
+    "emulator": "127.0.0.1:40123",
+}
 
 
 def found(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
@@ -29,7 +39,7 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_topology_and_a_service(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(STATUS, key="k1") as gateway:
+    with serving(STATUS | {"links": [LINK]}, key="k1") as gateway:
         file = str(root / LAPTOP)
         code = run(["doctor", file, "--url", f"{gateway.url}/v1", "--key", "k1", "-o", "json"])
     findings = found(capsys)
@@ -38,7 +48,7 @@ def test_a_topology_and_a_service(root: Path, capsys: pytest.CaptureFixture[str]
         "worker hami/compute-and-more/0"
     ]
     assert findings["line hami - shenzhen"]["state"] == "ok"
-    assert findings["link hami - shenzhen"]["value"].startswith("RTT 50 ms, 10 Mbps")
+    assert findings["link hami > shenzhen"]["value"].startswith("RTT 50 ms, 8 Mbps of 10 Mbps")
     assert findings["gateway's clock"]["state"] == "ok"
     assert {"cores", "congestion control", "SO_SNDBUF"} <= findings.keys()
 

@@ -14,14 +14,23 @@ WORKERS = [
     {"name": name, "roles": ["main"], "state": "up", "fingerprint": MODEL}
     for name in ("a/p/0", "a/p/1", "b/q/0")
 ]
-LINK = {"between": ["a", "b"], "rtt_s": 0.05, "goodput_bytes_per_s": 1.25e6, "queue_bytes": 2048}
+LINK = {
+    "between": ["a", "b"],
+    "bandwidth_bytes_per_s": 1.25e6,
+    "goodput_bytes_per_s": 1.25e6,
+    "measured_s_ago": None,
+    "rtt_s": 0.05,
+    "loss": None,
+    "queue_bytes": 2048,
+    "emulator": None,
+}
 STATUS = {
     "model": "m",
     "gateway": {"site": "b"},
     "ready": True,
     "why_not": None,
     "workers": WORKERS,
-    "links": [LINK | {"emulator": None}],
+    "links": [LINK],
 }
 
 
@@ -39,7 +48,9 @@ def test_all_is_well() -> None:
     assert odd(findings) == []
     values = {finding.check: finding.value for finding in findings}
     assert values["service"] == "m, gateway in b: ready"
-    assert values["link a - b"] == "RTT 50 ms, 10 Mbps, 2 KiB of KV under way"
+    assert values["link a > b"] == (
+        "RTT 50 ms, 10 Mbps of 10 Mbps (not measured yet), 2 KiB of KV to send"
+    )
     assert values["fingerprint"].endswith(" at 3 of 3 workers that are up")
     assert values["gateway's clock"] == ("round trip 200 ms; +0.0 s from ours, give or take 0.6 s")
 
@@ -68,12 +79,20 @@ def test_a_service_that_is_not_ready() -> None:
     assert finding.value.endswith("not ready: no worker is up")
 
 
-@pytest.mark.parametrize(("loss", "state"), [(1e-3, State.OK), (0.05, State.WARN)])
-def test_a_lossy_link(loss: float, state: State) -> None:
-    findings = look(links=[LINK | {"emulator": "127.0.0.1:1", "loss": loss}])
-    assert findings[-1].state is state
-    assert findings[-1].value.startswith(f"RTT 50 ms, 10 Mbps, loss {loss:g}, 2 KiB")
-    assert findings[-1].value.endswith(", emulated")
+@pytest.mark.parametrize(
+    ("seen", "told", "state"),
+    [
+        ({"loss": 1e-3}, "loss 0.001, ", State.OK),
+        ({"loss": 0.05}, "loss 0.05, ", State.WARN),
+        ({"goodput_bytes_per_s": 1e6}, "8 Mbps of 10 Mbps (measured 7 s ago)", State.OK),
+        ({"goodput_bytes_per_s": 0.5e6}, "4 Mbps of 10 Mbps (measured 7 s ago)", State.WARN),
+        ({"emulator": "127.0.0.1:1"}, ", emulated", State.OK),
+    ],
+)
+def test_a_link_that_was_measured(seen: dict[str, Any], told: str, state: State) -> None:
+    finding = look(links=[LINK | {"measured_s_ago": 7.2} | seen])[-1]
+    assert finding.state is state
+    assert told in finding.value
 
 
 @pytest.mark.parametrize(("ahead_s", "state"), [(2, State.OK), (-2, State.OK), (10, State.WARN)])
