@@ -1,14 +1,16 @@
 """Sender and receiver joined by lines that delay, cut, damage and repeat, in virtual time."""
 
 import dataclasses
+import struct
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 from tests.transport.kv_helpers import LAYERS, MemorySink, make_slice, token_bytes
 from transport.base import Offer, Slice, SliceKey, StreamId
 from transport.codecs.table import decode_slice, encode_slice
+from transport.stream import framing
 from transport.stream.frames import Ack, CorruptFrame, Data, Frame, FrameError
-from transport.stream.framing import encode
 from transport.stream.outgoing import Outgoing
 from transport.stream.reader import Arrived, FrameReader
 from transport.stream.receiver import Receiver, Verdict
@@ -346,7 +348,26 @@ def wanted(piece: Slice, have: int) -> Slice:
 
 
 def wire_bytes(frame: Frame) -> bytes:
-    return b"".join(bytes(part) for part in encode(frame))
+    return b"".join(bytes(part) for part in framing.encode(frame))
+
+
+def sealed(
+    kind: int,
+    head: bytes,
+    body: bytes = b"",
+    *,
+    good_body: bool = True,
+    declared: int | None = None,
+) -> bytes:
+    """A frame with right checksums around any head: what a mistaken peer could send.
+
+    `declared`: the length of body that it promises, if that is another.
+    """
+    length = len(body) if declared is None else declared
+    body_crc = zlib.crc32(body) ^ (not good_body)
+    fields = (framing.MAGIC, framing.VERSION, kind, len(head), length, body_crc, 0)
+    summed = struct.pack("!4sBBIIII", *fields)[:-4]
+    return summed + struct.pack("!I", zlib.crc32(head, zlib.crc32(summed))) + head + body
 
 
 def fed(reader: FrameReader, data: bytes, chunk: int | None = None) -> Iterator[Arrived]:

@@ -2,7 +2,6 @@
 
 import struct
 import tracemalloc
-import zlib
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transport.kv_helpers import make_offer
-from tests.transport.stream.stream_world import wire_bytes
+from tests.transport.stream.stream_world import sealed, wire_bytes
 from transport.base import SliceKey, StreamId
 from transport.stream import frames, framing
 from transport.stream.frames import Frame, FrameError
@@ -96,14 +95,6 @@ def test_one_bit_wrong_anywhere(frame: Frame):
 def test_any_bytes_are_refused(data: bytes):
     with pytest.raises(FrameError):
         decode(data)
-
-
-def sealed(kind: int, head: bytes, body: bytes = b"") -> bytes:
-    """A frame with right checksums around any head: what a mistaken peer could send."""
-    crc32 = zlib.crc32
-    fields = (framing.MAGIC, framing.VERSION, kind, len(head), len(body), crc32(body), 0)
-    summed = struct.pack("!4sBBIIII", *fields)[:-4]
-    return summed + struct.pack("!I", crc32(head, crc32(summed))) + head + body
 
 
 @given(st.sampled_from(frames.Kind), st.binary(max_size=200))
