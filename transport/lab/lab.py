@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -63,7 +64,7 @@ class Lab:
     """The line exists inside `with Lab(line) as lab:`; the same seed loses the same packets.
 
     Needs root. Nothing of it stays, however the process ends: see transport.lab.shuttle.
-    Raises LabError.
+    Raises LabError, and ValueError for values that cannot be.
     """
 
     near: End
@@ -71,8 +72,11 @@ class Lab:
 
     def __init__(self, line: LabLine, *, seed: int = 0) -> None:
         _check(line)
+        if seed < 0:
+            raise ValueError(f"seed: must be >= 0, got {seed}")
         self.line = line
         self._seed = seed
+        self._ends: list[int] = []
         self._board: Board
         self._control: socket.socket
         self._shuttle: subprocess.Popen[bytes]
@@ -84,7 +88,6 @@ class Lab:
             raise LabError("the lab needs /dev/net/tun: load the kernel's module, modprobe tun")
         board_fd = Board.create()
         self._board = Board(board_fd)
-        write_line(self._board.values, self.line)
         self._control, theirs = socket.socketpair()
         with theirs:
             arguments = (theirs.fileno(), board_fd, os.getpid(), self._seed, self.line.mtu)
@@ -111,12 +114,15 @@ class Lab:
             raise LabError(f"the lab's shuttle did not start: {error}") from error
         if "error" in told:
             raise LabError(f"the lab cannot be made: {told['error']}")
-        # The shuttle holds the same descriptors as long as the lab lives.
+        self._ends = fds
+        for fd in fds:
+            os.set_inheritable(fd, False)
         ends = [
             End(address=told[name], namespace=fd, entry=f"/proc/{os.getpid()}/fd/{fd}")
             for name, fd in zip(("near", "far"), fds, strict=True)
         ]
         self.near, self.far = ends
+        self._apply()
 
     def __exit__(
         self,
@@ -124,8 +130,6 @@ class Lab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.close(self.near.namespace)
-        os.close(self.far.namespace)
         self._stop()
 
     def _stop(self) -> None:
@@ -135,6 +139,9 @@ class Lab:
         except subprocess.TimeoutExpired:
             self._shuttle.kill()
             self._shuttle.wait()
+        namespaces.kill_inside(self._ends)  # nobody is, unless the shuttle was killed
+        for end in self._ends:
+            os.close(end)
 
     def set(self, **values: Any) -> None:
         """Change some of the line's values, by the names of LabLine; the mtu stays.
@@ -146,7 +153,15 @@ class Lab:
             raise ValueError("mtu: stays as the lab was made")
         _check(line)
         self.line = line
-        write_line(self._board.values, line)
+        self._apply()
+
+    def _apply(self) -> None:
+        write_line(self._board.values, self.line)
+        for end in (self.near, self.far):
+            command = partial(
+                namespaces.ethtool, namespaces.ETHTOOL_STSO, int(self.line.takes_large)
+            )
+            namespaces.inside(end.namespace, command)
 
     def cut(self) -> None:
         """From now on everything is lost, what is on the line too."""

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 
 BUFFER_S = 0.05  # the default buffer before the line: what it sends in this time
+_LARGEST_BYTES = 65536  # what the kernel hands over at once where it may
+_LARGEST_S = 0.001
 MIN_MTU, MAX_MTU = 576, 65535  # below 576 IPv4 itself does not promise to work
 
 
@@ -46,6 +48,14 @@ class LabLine:
         if self.buffer_bytes is not None:
             return self.buffer_bytes
         return max(self.mtu, int(self.rate_bytes_per_s * BUFFER_S))
+
+    @property
+    def takes_large(self) -> bool:
+        """Whether the kernel may hand over TCP's packets several at a time.
+
+        They arrive together, with the last of them: only where they take no longer than 1 ms.
+        """
+        return self.rate_bytes_per_s * _LARGEST_S >= _LARGEST_BYTES
 
     @property
     def under_way_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """The loop that carries packets between two devices, compiled: no Python per packet.
 
 A direction keeps its packets in a ring of bytes, read into once and written from once. While
-packets come the loop looks every 0.1 ms rather than at each of them, which costs far less
+packets come the loop looks every 0.2 ms rather than at each of them, which costs far less
 processor time and moves a packet by no more than that; otherwise it sleeps until one comes.
 """
 
@@ -35,7 +35,7 @@ from transport.lab.queue import PASSED, admit, drain, new_chances, new_state
 
 RECORDS = 1 << 18  # of one direction at a time
 
-_TICK_S = 1e-4
+_TICK_S = 2e-4
 _BUSY_S = 2e-3  # how long after the last packet the loop still looks every tick
 _IDLE_S = 0.1  # how late a sleeping loop sees STOP
 _BATCH = 256  # reads of one direction before the other gets its turn

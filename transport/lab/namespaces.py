@@ -7,11 +7,13 @@ as its descriptor: what a killed process made is gone with it.
 import ctypes
 import fcntl
 import os
+import signal
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +26,8 @@ _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _TUN_F_CSUM, _TUN_F_TSO4 = 0x01, 0x02
 # linux/sockios.h and net/if.h
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8913, 0x8914, 0x8916, 0x891C
-_SIOCSIFMTU, _SIOCSIFTXQLEN = 0x8922, 0x8943
+_SIOCSIFMTU, _SIOCSIFTXQLEN, _SIOCETHTOOL = 0x8922, 0x8943, 0x8946
+ETHTOOL_GTSO, ETHTOOL_STSO = 0x1E, 0x1F  # linux/ethtool.h: get and set TCP segmentation offload
 _IFF_UP = 0x1
 _LISTEN = "0A"  # net/tcp_states.h
 
@@ -32,6 +35,8 @@ _DEVICE = b"pdd"
 _NETMASK = "255.255.255.252"
 # Packets that may wait in the device while the shuttle waits for a core.
 _DEVICE_QUEUE = 10_000
+_KILL_S = 10.0
+_KILL_AGAIN_S = 0.01
 
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
@@ -138,6 +143,18 @@ def open_device(address: str, mtu: int) -> int:
     return fd
 
 
+def ethtool(command: int, value: int = 0) -> int:
+    """A command of struct ethtool_value on the device of the namespace the thread is in.
+
+    Returns the value after it. Raises OSError.
+    """
+    data = (ctypes.c_uint32 * 2)(command, value)
+    request = struct.pack("16sP16x", _DEVICE, ctypes.addressof(data))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCETHTOOL, request)
+    return data[1]
+
+
 def _bring_up(control: socket.socket, device: bytes) -> None:
     request = fcntl.ioctl(control, _SIOCGIFFLAGS, struct.pack("16sH22x", device, 0))
     flags = struct.unpack("16sH22x", request)[1] | _IFF_UP
@@ -158,16 +175,25 @@ def tcp_listens() -> bool:
     return False
 
 
-def processes_inside(namespaces: set[int]) -> list[int]:
-    """The processes in one of the namespaces (inode numbers of /proc/PID/ns/net)."""
+def kill_inside(ends: Sequence[int]) -> None:
+    """Kill whoever is in one of the namespaces (descriptors) until nobody is left.
+
+    Again and again: a process may start others while it is being looked for.
+    """
+    inodes = {os.fstat(end).st_ino for end in ends}
+    give_up = time.monotonic() + _KILL_S
+    while (found := _processes_inside(inodes)) and time.monotonic() < give_up:
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_KILL_AGAIN_S)
+
+
+def _processes_inside(inodes: set[int]) -> list[int]:
+    """Those whose /proc/PID/ns/net is one of the inodes."""
     found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            inode = os.stat(f"/proc/{entry}/ns/net").st_ino
-        except OSError:  # it has ended, or is a kernel's own
-            continue
-        if inode in namespaces:
-            found.append(int(entry))
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended, or is a zombie
+            if os.stat(f"/proc/{entry}/ns/net").st_ino in inodes:
+                found.append(int(entry))
     return found

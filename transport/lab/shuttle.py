@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from contextlib import suppress
 from functools import partial
 
@@ -28,8 +27,6 @@ from transport.lab.loop import carry, new_direction
 NEAR, FAR = "10.99.0.1", "10.99.0.2"
 
 _PRIORITY = 1
-_KILL_S = 10.0
-_KILL_AGAIN_S = 0.01
 
 
 def main() -> int:
@@ -69,18 +66,8 @@ def main() -> int:
     select.select([control.fileno(), watch], [], [])
     board.values[STOP] = 1.0
     line.join()
-    _kill_all({os.fstat(end).st_ino for end in ends})
+    namespaces.kill_inside(ends)
     return 0
-
-
-def _kill_all(inodes: set[int]) -> None:
-    """Kill until nobody is left: a process may start others while it is being looked for."""
-    give_up = time.monotonic() + _KILL_S
-    while (found := namespaces.processes_inside(inodes)) and time.monotonic() < give_up:
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_KILL_AGAIN_S)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.transport.lab.lab_support import (
     tcp_at,
     udp_at,
 )
+from transport.lab import namespaces
 from transport.lab.board import VALUES, write_line
 from transport.lab.lab import Lab, LabError
 from transport.lab.line import DirectionStats, LabLine
@@ -190,6 +192,19 @@ def test_a_command_runs_at_its_end_with_that_ends_settings(lab: Lab) -> None:
         lab.near.sysctl("kernel.hostname", "x")
 
 
+def test_a_slow_line_gets_its_packets_one_by_one(lab: Lab) -> None:
+    get = partial(namespaces.ethtool, namespaces.ETHTOOL_GTSO)
+
+    def takes_large() -> list[int]:
+        return [namespaces.inside(end.namespace, get) for end in (lab.near, lab.far)]
+
+    assert takes_large() == [1, 1]
+    lab.set(rate_bytes_per_s=1e6)
+    assert takes_large() == [0, 0]
+    lab.set(rate_bytes_per_s=1e8)
+    assert takes_large() == [1, 1]
+
+
 def test_loopback_is_up_at_both_ends(lab: Lab) -> None:
     with tcp_at(lab.near) as listener, tcp_at(lab.near) as client:
         listener.bind(("127.0.0.1", 0))
@@ -270,10 +285,10 @@ def test_a_lab_whose_shuttle_is_gone_says_so() -> None:
     with Lab(LabLine(delay_s=0.001, rate_bytes_per_s=1e8)) as lab:
         inodes = inodes_of(lab)
         [shuttle] = holders(inodes) - {os.getpid()}
+        command = lab.far.exec(["sleep", "1000"])
         os.kill(shuttle, signal.SIGKILL)
-        give_up = time.monotonic() + WAIT_S
-        while shuttle in holders(inodes) and time.monotonic() < give_up:
-            time.sleep(0.02)
+        os.waitid(os.P_PID, shuttle, os.WEXITED | os.WNOWAIT)
         with pytest.raises(LabError, match="shuttle is gone, exit code -9"):
             lab.stats()
     assert_nobody_holds(inodes)
+    assert command.wait(WAIT_S) == -signal.SIGKILL

@@ -50,3 +50,8 @@ def test_the_board_shows_both_sides_the_same() -> None:
     assert shuttle.values[MEMORY_BYTES] > line.under_way_bytes
     shuttle.counters[1, NO_ROOM] = 7
     assert (lab.stats(0).no_room, lab.stats(1).no_room) == (0, 7)
+
+
+def test_large_packets_are_taken_where_they_last_no_longer_than_a_millisecond() -> None:
+    assert LabLine(delay_s=0, rate_bytes_per_s=65.6e6).takes_large
+    assert not LabLine(delay_s=0, rate_bytes_per_s=65.5e6).takes_large
