@@ -17,13 +17,18 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from orchestrator.errors import UserError
 from orchestrator.live.agent import SiteAgent, SiteSpec
 from orchestrator.live.channel import Place, WorkerChannel
 from orchestrator.live.http import base_url, reason, site_client
+from orchestrator.live.launch import Deployment, LaunchFailed
+from orchestrator.live.running import gateway_tls
 from orchestrator.membership.reach import CameUp, Lost, News
+from orchestrator.topology.load import load_topology
+from orchestrator.topology.schema import Security, Tls, Topology
 from tests.orchestrator.live.channel_peer import NAME, WAIT_S, eventually, messages_line, serving
 from tests.transport.tls_rig import Rig
-from transport.tls import TlsContexts, load_contexts, site_hostname
+from transport.tls import TlsContexts, TlsFiles, load_contexts, site_hostname
 from workers.api.messages import Feed, Landed, UpMessage
 from workers.service.front import Front, listen
 
@@ -355,3 +360,51 @@ def test_an_agent_whose_gateway_is_another_site_reports_nothing_and_says_why(rig
                 await asyncio.gather(task, return_exceptions=True)
 
     run(scenario())
+
+
+# -------------------------------------------------------------------------------------- deployments
+
+
+def topology(root: Path, files: TlsFiles) -> Topology:
+    """Two local sites that are said to have the same files."""
+    loaded = load_topology(root / "configs" / "topologies" / "laptop-simulated.yaml")
+    tls = Tls(ca=str(files.ca), cert=str(files.cert), key=str(files.key))
+    return loaded.model_copy(update={"security": Security(tls=tls)})
+
+
+def test_a_deployment_whose_agent_is_not_who_it_should_be_fails_at_once(rig, root):
+    """Waiting would not help."""
+
+    async def scenario() -> None:
+        async with front(rig.server(rig.files("mars"))) as served:
+            deployment = Deployment(
+                topology(root, rig.files("shenzhen")),
+                model="simulated",
+                gateway="127.0.0.1:1",
+                secret=SECRET,
+                tls=rig.client(rig.files("shenzhen")),
+                progress=lambda _: None,
+            )
+            deployment.agents = {"hami": served.address}
+            with pytest.raises(LaunchFailed) as failed:
+                await deployment._until_up()
+            assert str(failed.value).startswith(
+                "agent of hami: the peer's certificate is not of hami.pdd.internal; "
+                "ours is shenzhen.pdd.internal of CN=pdd CA "
+            )
+            assert served.requests == []
+
+    run(scenario())
+
+
+def test_a_gateway_needs_its_own_sites_certificate(rig, root):
+    good = gateway_tls(topology(root, rig.files("shenzhen")))
+    assert good is not None
+    assert good.client.verify_mode is ssl.CERT_REQUIRED
+    files = rig.files("hami")
+    with pytest.raises(UserError) as wrong:
+        gateway_tls(topology(root, files))
+    assert str(wrong.value) == (
+        f"security.tls: {files.cert}: it is not a certificate for site shenzhen: "
+        "it needs the DNS name shenzhen.pdd.internal, it has hami.pdd.internal"
+    )
