@@ -17,15 +17,15 @@ def tiled(path: Path, tokens: int) -> np.ndarray:
     return np.ascontiguousarray(np.tile(once, (1, 1, times, 1, 1))[:, :, :tokens])
 
 
-def slices(kv: np.ndarray, tokens: int) -> list[Slice]:
-    """The first `tokens` of each layer and part."""
-    positions = np.arange(tokens, dtype=np.int32)
+def slices(kv: np.ndarray, tokens: int, step: int) -> list[Slice]:
+    """The first `tokens` of each layer and part, in slices of `step` tokens."""
     return [
         Slice(
-            key=SliceKey(layer, part, 0, tokens),
-            positions=positions,
-            data=kv[layer, number, :tokens],
+            key=SliceKey(layer, part, start, min(start + step, tokens)),
+            positions=np.arange(start, min(start + step, tokens), dtype=np.int32),
+            data=kv[layer, number, start : min(start + step, tokens)],
         )
         for layer in range(LAYERS)
         for number, part in enumerate("kv")
+        for start in range(0, tokens, step)
     ]

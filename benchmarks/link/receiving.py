@@ -1,8 +1,12 @@
-"""The receiving process: a KV server whose sink is a pool of ordinary memory."""
+"""The receiving process: a KV server whose sink is a pool of ordinary memory.
+
+Each line on standard input is an order: {"begin": ...} starts to count memory and sets how many
+pieces pass between two damaged ones (null: none), {"kill": true} breaks a connection that is in
+use, and {"asked": ...} asks what was seen.
+"""
 
 import asyncio
 import json
-import resource
 import sys
 from time import monotonic
 from typing import Any
@@ -11,6 +15,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.link.kv import HEADS, LAYERS, SIZE
+from benchmarks.link.memory import Memory
 from transport.base import Offer, Slice, StreamId, StreamStats
 from transport.stream.frames import Data
 from transport.stream.reader import Arrived
@@ -39,14 +44,27 @@ class Pool:
         tell(request=stream.request, broken=reason)
 
 
-class TimedServer(KVServer):
-    """Notes when the last byte of a piece was there, before it is decoded."""
+class WatchedServer(KVServer):
+    """Notes when the last byte of a piece was there, before it is decoded; does some harm."""
 
     read_at = 0.0
+    damaged = 0
+    every: int | None = None
+    _pieces = 0
+    _last: Any = None
 
     def decode(self, conn: Any, arrived: Arrived, data: Data) -> None:
-        self.read_at = monotonic()
+        self.read_at, self._last = monotonic(), conn
+        self._pieces += 1
+        if self.every is not None and self._pieces % self.every == 0:
+            self.damaged += 1
+            assert isinstance(arrived.body, bytearray)
+            arrived.body[len(arrived.body) // 2] ^= 1
         super().decode(conn, arrived, data)
+
+    def kill(self) -> None:
+        """Break the connection that brought the last piece."""
+        self._last.wire.fail(ConnectionAbortedError("killed for the measurement"))
 
 
 def tell(**what: Any) -> None:
@@ -54,16 +72,22 @@ def tell(**what: Any) -> None:
 
 
 async def main(host: str, tokens: int) -> None:
-    server = TimedServer(
+    memory = Memory()
+    server = WatchedServer(
         Pool(tokens), name="receiver", secret=SECRET, model=MODEL, layout=LAYOUT, host=host
     )
     await server.start()
     tell(port=server.port)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        # Asked after each transfer; peak memory since the process began, in KiB as Linux counts.
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        tell(asked=line.strip(), read_at=server.read_at, peak_bytes=peak)
+        order = json.loads(line)
+        if "begin" in order:
+            server.every, server.damaged = order["damage_every"], 0
+            memory.begin()
+        elif "kill" in order:
+            server.kill()
+        else:
+            tell(read_at=server.read_at, damaged=server.damaged, grown_bytes=memory.grown_bytes)
     await server.close()
 
 

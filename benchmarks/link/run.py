@@ -8,28 +8,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.link import rivals
+from benchmarks.link import accidents, rivals
 from benchmarks.link.kv import TOKEN_BYTES
+from benchmarks.link.line import CONNECTIONS, opened
 from benchmarks.link.processes import ROOT, Talker
 from benchmarks.machine import machine
 from transport.lab.lab import Lab
-from transport.lab.line import LabLine
 
 LINES_GBPS = (1.0, 3.0)
 LOSSES = (0.0, 1e-4, 1e-3)
 SIZES_MIB = (8, 64, 256)
 CODECS = ("raw", "lossless", "int8")
-CONNECTIONS = 8
 REPEATS = 3
-ONE_WAY_S = 0.025
-MTU = 9000
-# For everybody alike: room for bandwidth x delay, and no slow start after a pause.
-SYSCTLS = {
-    "net.ipv4.tcp_rmem": "4096 131072 67108864",
-    "net.ipv4.tcp_wmem": "4096 65536 67108864",
-    "net.ipv4.tcp_slow_start_after_idle": "0",
-    "net.ipv4.tcp_no_metrics_save": "1",
-}
 
 
 def run(
@@ -40,6 +30,7 @@ def run(
     codecs: tuple[str, ...] = CODECS,
     repeats: int = REPEATS,
     with_rivals: bool = True,
+    with_accidents: bool = True,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Medians of `repeats` in each cell. Raises LabError and BenchFailed."""
@@ -57,20 +48,21 @@ def run(
         for gbps in lines_gbps:
             for loss in losses:
                 tell(f"{gbps:g} Gbps, loss {loss:g}")
-                line = LabLine(
-                    delay_s=ONE_WAY_S, rate_bytes_per_s=gbps * 1e9 / 8, loss=loss, mtu=MTU
-                )
-                with Lab(line) as lab:
-                    for end in (lab.near, lab.far):
-                        for name, value in SYSCTLS.items():
-                            end.sysctl(name, value)
+                with opened(gbps, loss) as lab:
                     ours = _ours(lab, path, sizes_mib, codecs, repeats, tell)
                     theirs = _theirs(lab, sizes_mib, repeats, with_rivals and not lacking, tell)
                 cells += [
                     {"line_gbps": gbps, "loss": loss, **cell, **theirs[cell["size_mib"]]}
                     for cell in ours
                 ]
-    return {"cells": cells, "lacking": lacking, "connections": CONNECTIONS, "machine": before}
+        happened = accidents.run(path, tell) if with_accidents else []
+    return {
+        "cells": cells,
+        "accidents": happened,
+        "lacking": lacking,
+        "connections": CONNECTIONS,
+        "machine": before,
+    }
 
 
 def _ours(
@@ -106,9 +98,9 @@ def _ours(
 
 def _transfer(near: Talker, far: Talker, size: int, codec: str, request: str) -> dict[str, Any]:
     tokens = (size << 20) // TOKEN_BYTES
-    near.say(request=request, tokens=tokens, codec=codec)
+    near.say(request=request, tokens=tokens, codec=codec, slice_tokens=tokens)
     sent, done = near.hear("began"), far.hear("done_at")
-    far.say(request=request)
+    far.say(asked=request)
     read = far.hear("read_at")
     return {
         "wire_gbps": done["wire_bytes"] * 8e-9 / (read["read_at"] - sent["began"]),

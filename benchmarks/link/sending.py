@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import resource
 import sys
 from pathlib import Path
 from time import monotonic
@@ -12,16 +11,20 @@ import numpy as np
 import uvloop
 
 from benchmarks.link.kv import LAYERS, TOKEN_BYTES, slices, tiled
+from benchmarks.link.memory import Memory
 from benchmarks.link.receiving import LAYOUT, MODEL, SECRET, tell
 from transport.base import Offer, StreamId
 from transport.tcp.client import KVClient
 from transport.tcp.peer import Route
 
 
-async def transfer(client: KVClient, route: Route, kv: np.ndarray, order: dict[str, Any]) -> None:
+async def transfer(
+    client: KVClient, route: Route, kv: np.ndarray, order: dict[str, Any], memory: Memory
+) -> None:
     """Send the first `tokens` of everything, and say when it began and what it took."""
     tokens = order["tokens"]
-    pieces = slices(kv, tokens)
+    pieces = slices(kv, tokens, order["slice_tokens"])
+    memory.begin()
     offer = Offer(
         stream=StreamId(order["request"], 0, 1),
         start=0,
@@ -44,7 +47,7 @@ async def transfer(client: KVClient, route: Route, kv: np.ndarray, order: dict[s
         resent_bytes=again,
         goodput_bytes_per_s=estimate.goodput_bytes_per_s if estimate else None,
         loss=estimate.loss if estimate else None,
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+        grown_bytes=memory.grown_bytes,
     )
 
 
@@ -53,10 +56,11 @@ async def main(address: str, path: str, tokens: int, connections: int) -> None:
     client = KVClient(
         name="sender", secret=SECRET, model=MODEL, layout=LAYOUT, connections=connections
     )
+    memory = Memory()
     tell(ready=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        await transfer(client, Route(address=address), kv, json.loads(line))
+        await transfer(client, Route(address=address), kv, json.loads(line), memory)
     await client.close()
 
 

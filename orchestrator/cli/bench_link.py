@@ -26,6 +26,9 @@ def link(
     codec: Annotated[list[str] | None, typer.Option(help="As policy.codec.")] = None,
     repeats: Annotated[int, typer.Option(min=1)] = link_bench.REPEATS,
     rivals: Annotated[bool, typer.Option(help="Run iperf3 and Mooncake as well.")] = True,
+    accidents: Annotated[
+        bool, typer.Option(help="Then cut the line, kill a connection, damage frames.")
+    ] = True,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """KV over a line between two network namespaces, in Gbps. Needs root; minutes."""
@@ -38,6 +41,7 @@ def link(
             codecs=tuple(codec or link_bench.CODECS),
             repeats=repeats,
             with_rivals=rivals,
+            with_accidents=accidents,
             tell=lambda line: progress.print(f"  {line}"),
         )
     except (LabError, BenchFailed) as error:
@@ -57,3 +61,16 @@ def _table(result: dict[str, Any]) -> None:
         named = (f"{cell['line_gbps']:g}", f"{cell['loss']:g}", str(cell["size_mib"]))
         table.add_row(*named, cell["codec"], *values)
     Console().print(table)
+    harmed = Table(title="Transfers that something happened to")
+    for name in ("what", "MiB", "s", "sent twice", "sender grew, MB", "receiver grew, MB"):
+        harmed.add_column(name, justify="right")
+    for row in result["accidents"]:
+        harmed.add_row(
+            row["what"],
+            str(row["size_mib"]),
+            f"{row['seconds']:.2f}",
+            f"{row['resent_share']:.2%}",
+            f"{row['sender_grown_mb']:.0f}",
+            f"{row['receiver_grown_mb']:.0f}",
+        )
+    Console().print(harmed)

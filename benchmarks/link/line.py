@@ -1,0 +1,30 @@
+"""The line that everybody uses, and the kernel's settings at its ends."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transport.lab.lab import Lab
+from transport.lab.line import LabLine
+
+CONNECTIONS = 8
+ONE_WAY_S = 0.025
+MTU = 9000
+# For everybody alike: room for bandwidth x delay, and no slow start after a pause.
+SYSCTLS = {
+    "net.ipv4.tcp_rmem": "4096 131072 67108864",
+    "net.ipv4.tcp_wmem": "4096 65536 67108864",
+    "net.ipv4.tcp_slow_start_after_idle": "0",
+    "net.ipv4.tcp_no_metrics_save": "1",
+}
+
+
+@contextmanager
+def opened(gbps: float, loss: float) -> Iterator[Lab]:
+    """A lab of that rate and loss, 50 ms there and back. Raises LabError."""
+    rate = gbps * 1e9 / 8
+    line = LabLine(delay_s=ONE_WAY_S, rate_bytes_per_s=rate, loss=loss, mtu=MTU)
+    with Lab(line) as lab:
+        for end in (lab.near, lab.far):
+            for name, value in SYSCTLS.items():
+                end.sysctl(name, value)
+        yield lab
