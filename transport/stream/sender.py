@@ -387,13 +387,18 @@ class Sender:
     def _next(self, conn: Conn, now: float) -> Outgoing | None:
         if conn not in self._lines:
             return None
-        out = self._first((o for o in self.streams.values() if o.may_fly_on(conn)), now)
-        if out is None:
-            return None
+        able = (o for o in self.streams.values() if o.may_fly_on(conn))
+        out = self._first((o for o in able if o.have is not None or self._affords(o)), now)
+        return out if out is not None and self._affords(out) else None
+
+    def _affords(self, out: Outgoing) -> bool:
+        """Whether the credit allows a stream its next piece.
+
+        Early ones may take half of it: their leg may not start for long, and others go on.
+        """
         nbytes = len(out.unacked[out.queue[0]].body)
-        if self._flying_bytes and self._flying_bytes + nbytes > self._window:
-            return None
-        return out
+        credit = self._window // 2 if out.have is None else self._window
+        return not self._flying_bytes or self._flying_bytes + nbytes <= credit
 
     def _first(self, streams: Iterable[Outgoing], now: float) -> Outgoing | None:
         """The one that ranks first; of equal ones, what was opened first."""
