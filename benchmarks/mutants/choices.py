@@ -77,7 +77,7 @@ CHOICES = (
         "route",
         "the line's queue is ignored",
         P + "router",
-        ("(link.queue_bytes + nbytes)", "nbytes"),
+        ("link.waiting_bytes(now) + link.wire_bytes(nbytes)", "link.wire_bytes(nbytes)"),
     ),
     broken(
         "route",

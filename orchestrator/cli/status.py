@@ -60,14 +60,16 @@ def _show(told: dict[str, Any]) -> None:
 def _link(link: dict[str, Any]) -> str:
     """One direction of a link on one line."""
     told, rate = (link[key] * 8e-6 for key in ("bandwidth_bytes_per_s", "goodput_bytes_per_s"))
-    ago = link["measured_s_ago"]
-    measured = "" if ago is None else f", measured {ago:.0f} s ago"
-    loss = "" if link["loss"] is None else f", loss {link['loss']:.2%}"
-    emulator = link["emulator"]
-    emulated = "" if emulator is None else f"\n  emulated; control port {emulator}"
-    return (
-        f"{' > '.join(link['between'])}: {rate:.4g} of {told:g} Mbps{measured}; "
-        f"rtt {link['rtt_s'] * 1e3:.1f} ms{loss}, {link['queue_bytes']} bytes of KV to send{emulated}"
+    ago, loss = link["measured_s_ago"], link["loss"]
+    return "".join(
+        (
+            f"{' > '.join(link['between'])}: {rate:g} of {told:g} Mbps",
+            "" if ago is None else f", measured {ago:.0f} s ago",
+            f"; rtt {link['rtt_s'] * 1e3:.1f} ms",
+            "" if loss is None else f", loss {loss:.2%}",
+            f", {link['queue_bytes']} bytes of KV to send",
+            "" if link["emulator"] is None else f"\n  emulated; control port {link['emulator']}",
+        )
     )
 
 

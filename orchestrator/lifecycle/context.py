@@ -8,6 +8,7 @@ from orchestrator.policy.prefixes import PrefixBook
 from orchestrator.policy.router import expected_output
 from orchestrator.state.actions import Action, Send
 from orchestrator.state.config import CoreConfig
+from orchestrator.state.links import Transfer
 from orchestrator.state.views import Booking, World
 from workers.api.messages import (
     DownMessage,
@@ -108,7 +109,8 @@ class Context:
         link = self.world.link(source.site, target.site)
         if link is not None and source.site != target.site:
             per_token = self.world.workers[target.worker].up.kv_bytes_per_token
-            link.enqueue((req.name, target.epoch), (prompt + target.cover) * per_token)
+            nbytes = (prompt + target.cover) * per_token
+            link.enqueue((req.name, target.epoch), Transfer(source.worker, nbytes, now))
 
     def stop_leg(self, req: Request, leg: Leg) -> None:
         """End a leg, whatever it does; also one whose worker is gone (the driver keeps trying)."""

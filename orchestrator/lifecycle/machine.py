@@ -23,7 +23,7 @@ from orchestrator.state.events import (
     ClientGone,
     Event,
     Heard,
-    LinkMeasured,
+    LinkTold,
     Reconnected,
     Ticked,
     WorkerDraining,
@@ -31,7 +31,8 @@ from orchestrator.state.events import (
     WorkerReturned,
     WorkerUp,
 )
-from orchestrator.state.views import LinkView, WorkerView, World
+from orchestrator.state.links import LinkView
+from orchestrator.state.views import WorkerView, World
 from workers.api.messages import (
     KVFailed,
     KVStats,
@@ -77,6 +78,7 @@ class Machine:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Tell the machine what happened at `now` (seconds, monotonic); do what it answers."""
         self.ctx.actions = []
+        self.ctx.world.now = now
         self._at_work = None
         _HANDLERS[type(event)](self, event, now)
         self._expire(now)
@@ -217,6 +219,7 @@ class Machine:
             view = self.ctx.world.workers.get(event.worker)
             if view is not None:
                 view.load = message
+                self._links_seen(view, message, now)
             return
         req = self.requests.get(message.request)
         leg = req.legs.get(message.epoch) if req is not None else None
@@ -226,6 +229,15 @@ class Machine:
         self._at_work = req
         _MESSAGES[type(message)](self, req, leg, message, now)
         self._settle(req, now)
+
+    def _links_seen(self, view: WorkerView, load: Load, now: float) -> None:
+        """What a worker sees of its site's links. The round trip is that of the way back too."""
+        world = self.ctx.world
+        for seen in load.links:
+            there, back = world.link(view.site, seen.site), world.link(seen.site, view.site)
+            if there is not None and back is not None:
+                there.report(view.name, seen, now)
+                back.seen_rtt = there.seen_rtt
 
     def _dead_leg_spoke(self, worker: str, message: UpMessage, now: float) -> None:
         """Rule 1 drops it. A leg that was stopped but still decodes is told again."""
@@ -253,7 +265,7 @@ class Machine:
             self._drop_worker(event.worker, now)
 
     def _drop_worker(self, worker: str, now: float) -> None:
-        del self.ctx.world.workers[worker]
+        self.ctx.world.drop_worker(worker)
         self.ctx.room_made = True  # with its pool gone, any role may serve those who wait
         self.ctx.prefixes.forget(worker)
         for req in list(self.requests.values()):
@@ -282,10 +294,11 @@ class Machine:
             if legs:
                 self._settle(req, now)
 
-    def _link_measured(self, event: LinkMeasured, now: float) -> None:
-        key = frozenset((event.site_a, event.site_b))
-        link = self.ctx.world.links.setdefault(key, LinkView(event.rtt_s, 1.0))
-        link.rtt_s, link.goodput_bytes_per_s = event.rtt_s, max(1.0, event.goodput_bytes_per_s)
+    def _link_told(self, event: LinkTold, now: float) -> None:
+        links, rate = self.ctx.world.links, max(1.0, event.bytes_per_s)
+        for ends in ((event.site_a, event.site_b), (event.site_b, event.site_a)):
+            link = links.setdefault(ends, LinkView(event.rtt_s, rate))
+            link.told_rtt_s, link.told_bytes_per_s = event.rtt_s, rate
         self.ctx.room_made = True  # the first word of a link opens a way
 
     def _ticked(self, event: Ticked, now: float) -> None:
@@ -343,6 +356,10 @@ class Machine:
         leg.source = None
 
     def _kv_stats(self, req: Request, leg: Leg, message: KVStats, now: float) -> None:
+        source = req.legs.get(leg.source) if leg.source is not None else None
+        link = None if source is None else self.ctx.world.link(source.site, leg.site)
+        if link is not None:
+            link.coded(message.bytes_raw, message.bytes_wire)
         if leg.role is Role.MAIN:
             req.account.kv_bytes_raw += message.bytes_raw
             req.account.kv_bytes_wire += message.bytes_wire
@@ -366,7 +383,7 @@ _HANDLERS: dict[type[Any], Callable[[Machine, Any, float], None]] = {
     WorkerDraining: Machine._worker_draining,
     WorkerReturned: Machine._worker_returned,
     Reconnected: Machine._reconnected,
-    LinkMeasured: Machine._link_measured,
+    LinkTold: Machine._link_told,
     Ticked: Machine._ticked,
 }
 

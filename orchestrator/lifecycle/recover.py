@@ -73,6 +73,7 @@ def _try_route(ctx: Context, req: Request, now: float, *, any_role: bool) -> Ref
         forced=req.spec.route or ctx.config.route,
         excluded=frozenset(req.excluded),
         any_role=any_role,
+        kv_limit_s=ctx.config.deadlines.kv,
     )
     found = router.choose(ask, ctx.world)
     if isinstance(found, Refusal):
@@ -295,8 +296,9 @@ def _landing_s(ctx: Context, req: Request, main: Leg, now: float) -> float:
     link = ctx.world.link(source.site, main.site)
     if link is None or main.source_at is None:
         return 0.0
-    nbytes = link.queued.get((req.name, main.epoch), 0)
-    return nbytes / link.goodput_bytes_per_s - (now - main.source_at) + link.rtt_s / 2
+    transfer = link.queued.get((req.name, main.epoch))
+    nbytes = 0.0 if transfer is None else link.wire_bytes(transfer.nbytes)
+    return nbytes / link.goodput_bytes_per_s(now) - (now - main.source_at) + link.rtt_s(now) / 2
 
 
 DUTIES: dict[Phase, tuple[Rule, ...]] = {

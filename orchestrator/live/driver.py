@@ -16,7 +16,7 @@ from orchestrator.membership.members import Members
 from orchestrator.membership.reach import CameUp, Lost, News
 from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish, Send
 from orchestrator.state.config import CoreConfig
-from orchestrator.state.events import Arrived, ClientGone, Event, LinkMeasured, Ticked
+from orchestrator.state.events import Arrived, ClientGone, Event, LinkTold, Ticked
 from workers.api.messages import Load, Role, SendKV, UpMessage
 
 log = logging.getLogger(__name__)
@@ -140,16 +140,7 @@ class Driver:
             "why_not": self.ready(),
             "requests": {"open": len(self.machine.requests), "queued": self.machine.queued},
             "workers": [self._worker_status(name) for name in sorted(self.members.by_name)],
-            "links": [
-                {
-                    "between": sorted(pair),
-                    "rtt_s": link.rtt_s,
-                    "goodput_bytes_per_s": link.goodput_bytes_per_s,
-                    "queue_bytes": link.queue_bytes,
-                    "emulator": self._addresses.emulator(*pair),
-                }
-                for pair, link in sorted(world.links.items(), key=lambda item: sorted(item[0]))
-            ],
+            "links": [self._link_status(ends) for ends in sorted(world.links)],
             "counts": dict(sorted(self.machine.ctx.counts.items())),
         }
 
@@ -166,6 +157,21 @@ class Driver:
             "fingerprint": member.hello.fingerprint if member.hello else None,
             "control": self.channels[name].place.control,
             "load": dataclasses.asdict(member.load) if member.load else None,
+        }
+
+    def _link_status(self, ends: tuple[str, str]) -> dict[str, Any]:
+        """One direction of a link, as the router believes it is now; `between` is from and to."""
+        link, now = self.machine.ctx.world.links[ends], self._loop.time()
+        seen = link.seen_goodput
+        return {
+            "between": list(ends),
+            "bandwidth_bytes_per_s": link.told_bytes_per_s,
+            "goodput_bytes_per_s": link.goodput_bytes_per_s(now),
+            "measured_s_ago": None if seen is None else now - seen.at,
+            "rtt_s": link.rtt_s(now),
+            "loss": link.loss,
+            "queue_bytes": round(link.waiting_bytes(now)),
+            "emulator": self._addresses.emulator(*ends),
         }
 
     # ------------------------------------------------------------ clients
@@ -212,12 +218,9 @@ class Driver:
             self._metrics.forget(worker)
             await channel.close()
 
-    def measured(self, site_a: str, site_b: str, rtt_s: float, goodput_bytes_per_s: float) -> None:
-        self.tell(
-            LinkMeasured(
-                site_a=site_a, site_b=site_b, rtt_s=rtt_s, goodput_bytes_per_s=goodput_bytes_per_s
-            )
-        )
+    def line(self, site_a: str, site_b: str, rtt_s: float, bytes_per_s: float) -> None:
+        """There is a line between two sites, and the topology says this of it."""
+        self.tell(LinkTold(site_a=site_a, site_b=site_b, rtt_s=rtt_s, bytes_per_s=bytes_per_s))
 
     async def close(self) -> None:
         """Cancel every request, deliver the last stops, close the channels."""

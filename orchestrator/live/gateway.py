@@ -156,10 +156,11 @@ class Gateway:
             record=record,
             tls=None if tls is None else tls.client,
         )
-        metrics.watch_core(self.driver.machine.ctx.counts)
+        core = self.driver.machine.ctx
+        metrics.watch_core(core.counts, core.world)
         for link in topology.links:
             a, b = link.between
-            self.driver.measured(a, b, 2 * link.delay_s, link.rate_bytes_per_s)
+            self.driver.line(a, b, 2 * link.delay_s, link.rate_bytes_per_s)
         self.roster = Roster(topology, self.driver, directory)
         self._public = Front(create_app(self.driver, metrics=metrics, api_keys=api_keys))
         # Agents have a port of their own: with TLS they show certificates, which clients have not.

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 FLUSH_S = 1.0
 BUFFER = 1 << 20
 HEADER = {"journal", "model", "config"}

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from orchestrator.metrics.core import CoreEvents
+from orchestrator.metrics.links import LinkGauges
 from orchestrator.metrics.requests import RequestMetrics
 from orchestrator.metrics.workers import WorkerMetrics
+from orchestrator.state.views import World
 
 
 class Metrics:
@@ -19,9 +21,10 @@ class Metrics:
         self.requests = RequestMetrics(registry)
         self.workers = WorkerMetrics(registry)
 
-    def watch_core(self, counts: Mapping[str, int]) -> None:
-        """Show the core's counts from now on."""
+    def watch_core(self, counts: Mapping[str, int], world: World) -> None:
+        """Show the core's counts and links from now on."""
         self._registry.register(CoreEvents(counts))
+        self._registry.register(LinkGauges(world))
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""

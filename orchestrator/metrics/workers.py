@@ -1,14 +1,18 @@
-"""Worker gauges, set from the workers' own Load messages."""
+"""Worker metrics, set from the workers' own Load messages."""
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from orchestrator.metrics.links import KVSent
 from workers.api.messages import Load
 
 LABELS = ("worker", "site", "pool")
 
 
 class WorkerMetrics:
-    """One gauge per number of a Load message. A number a worker does not know has no sample."""
+    """One gauge per number of a Load message, counters of what the worker sends.
+
+    A number a worker does not know has no sample.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, what: str) -> Gauge:
@@ -22,8 +26,8 @@ class WorkerMetrics:
             "kv_held_tokens": gauge("kv_held_tokens", "Tokens in blocks that a leg references"),
             "step_s": gauge("step_seconds", "Seconds per decode step, moving average"),
             "prefill_tokens_per_s": gauge("prefill_tokens_per_second", "Prefill speed"),
-            "goodput_bytes_per_s": gauge("kv_goodput_bytes_per_second", "Of the KV sent last"),
         }
+        self._kv_sent = KVSent(registry)
         self._places: dict[str, tuple[str, str]] = {}
 
     def load(self, worker: str, site: str, pool: str, load: Load) -> None:
@@ -31,6 +35,7 @@ class WorkerMetrics:
         if self._places.get(worker) != (site, pool):
             self.forget(worker)
             self._places[worker] = (site, pool)
+        self._kv_sent.load(site, load)
         for field, gauge in self._gauges.items():
             value = getattr(load, field)
             if value is not None:

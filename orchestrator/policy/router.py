@@ -1,13 +1,14 @@
 """Where a request runs: route and workers, from predicted latency. A pure function.
 
 Formulas: FACTS section 2. KV arrives T_kv = max(0, (queue + V) / B - prefill) + d after prefill
-ends; a relay hides it when N = T_kv / tau_R tokens fit the output.
+ends, with the link's queue, B and d as they are believed now (`state.links`); a relay hides it when
+N = T_kv / tau_R tokens fit the output.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from orchestrator.state.events import Route
@@ -33,7 +34,8 @@ class Ask:
     """What is to be placed: `tokens` to compute (prompt and law), at most `remaining` to decode.
 
     `hits`: leading tokens each worker is known to have. `any_role`: after a failure any live
-    worker may serve. `forced` is tried first; when it has no room the others follow.
+    worker may serve. `forced` is tried first; when it has no room the others follow. KV that has
+    not landed `kv_limit_s` after prefill is given up: such a route is for want of another.
     """
 
     tokens: int
@@ -42,6 +44,7 @@ class Ask:
     forced: Route | None = None
     excluded: frozenset[str] = frozenset()
     any_role: bool = False
+    kv_limit_s: float = inf
 
 
 class Decision(NamedTuple):
@@ -55,6 +58,7 @@ class Decision(NamedTuple):
     stall_s: float  # first token to second token, beyond nothing
     total_s: float
     relay_tokens: int  # tokens the relay is expected to decode
+    late: bool  # main's KV will probably be given up before it has landed
 
     @property
     def cost_s(self) -> float:
@@ -138,9 +142,9 @@ def place(
 ORDER = {Route.LOCAL: 0, Route.DIRECT: 1, Route.RELAY: 2}
 
 
-def _rank(d: Decision) -> tuple[float, int, str, str]:
+def _rank(d: Decision) -> tuple[bool, float, int, str, str]:
     # Rounded so that float noise between equal workers never beats the fixed order.
-    return (round(d.cost_s / TIE_S) * TIE_S, ORDER[d.route], d.prefill, d.main)
+    return (d.late, round(d.cost_s / TIE_S) * TIE_S, ORDER[d.route], d.prefill, d.main)
 
 
 def _decisions(
@@ -225,8 +229,10 @@ def _transfer_s(ask: Ask, world: World, p: WorkerView, m: WorkerView, prefill_s:
     if link is None:
         return nbytes / SAME_SITE_BYTES_PER_S
     # Streaming starts with the first chunk, so the wire works while prefill still runs.
-    sending_s = (link.queue_bytes + nbytes) / link.goodput_bytes_per_s
-    return max(0.0, sending_s - prefill_s) + link.rtt_s / 2
+    now = world.now
+    sending_s = link.waiting_bytes(now) + link.wire_bytes(nbytes)
+    sending_s /= link.goodput_bytes_per_s(now)
+    return max(0.0, sending_s - prefill_s) + link.rtt_s(now) / 2
 
 
 def _predict(
@@ -258,4 +264,5 @@ def _predict(
         stall_s=stall_s,
         total_s=total_s,
         relay_tokens=relay_tokens,
+        late=kv_s > ask.kv_limit_s,
     )

@@ -21,7 +21,7 @@ from orchestrator.replay.line import Line, Transfer
 from orchestrator.replay.setup import ReplaySetup
 from orchestrator.replay.worker import ModelWorker
 from orchestrator.state.actions import Action, Emit, Fail, Finish, Send
-from orchestrator.state.events import Arrived, Event, Heard, LinkMeasured, Ticked, WorkerUp
+from orchestrator.state.events import Arrived, Event, Heard, LinkTold, Ticked, WorkerUp
 from orchestrator.state.views import SAME_SITE_RTT_S
 from orchestrator.virtual.gateway import IdWatch
 from orchestrator.virtual.schedule import Schedule
@@ -145,11 +145,11 @@ class Replay:
         for line in self._setup.lines:
             a, b = line.between
             self._tell(
-                LinkMeasured(
+                LinkTold(
                     site_a=a,
                     site_b=b,
                     rtt_s=2 * line.delay_s,
-                    goodput_bytes_per_s=line.bytes_per_s,
+                    bytes_per_s=line.bytes_per_s,
                 )
             )
         for worker in self.workers.values():

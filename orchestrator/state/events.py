@@ -107,13 +107,13 @@ class Reconnected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkMeasured:
-    """What the path between two sites gives now."""
+class LinkTold:
+    """What the topology says of the link between two sites, both ways alike."""
 
     site_a: str
     site_b: str
     rtt_s: float
-    goodput_bytes_per_s: float
+    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +130,6 @@ Event = (
     | WorkerDraining
     | WorkerReturned
     | Reconnected
-    | LinkMeasured
+    | LinkTold
     | Ticked
 )

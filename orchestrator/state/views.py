@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from orchestrator.state.events import WorkerUp
+from orchestrator.state.links import LegId, LinkView
 from workers.api.messages import Load, Role
 
 # Before anything was measured. Only their order of magnitude matters: every report replaces them.
@@ -12,9 +13,6 @@ DEFAULT_PREFILL_TOKENS_PER_S = 200.0
 SAME_SITE_RTT_S = 0.0005
 UNKNOWN_RTT_S = 0.1  # between two sites without a measured link
 SAME_SITE_BYTES_PER_S = 1e9
-
-
-LegId = tuple[str, int]  # request and epoch
 
 
 class Booking(NamedTuple):
@@ -91,46 +89,33 @@ class WorkerView:
 
 
 @dataclass(slots=True)
-class LinkView:
-    """The path between two sites: what it gives and what this gateway has still to send.
-
-    `queued`: bytes under way per receiving leg; `queue_bytes` is their sum.
-    """
-
-    rtt_s: float
-    goodput_bytes_per_s: float
-    queued: dict[LegId, int] = field(default_factory=dict, init=False)
-    queue_bytes: int = field(default=0, init=False)
-
-    def enqueue(self, leg: LegId, nbytes: int) -> None:
-        """Bytes for a leg are under way, instead of what was before."""
-        self.unqueue(leg)
-        self.queued[leg] = nbytes
-        self.queue_bytes += nbytes
-
-    def unqueue(self, leg: LegId) -> None:
-        """Nothing for this leg is under way any more."""
-        self.queue_bytes -= self.queued.pop(leg, 0)
-
-
-@dataclass(slots=True)
 class World:
-    """All workers and links, and the site this gateway stands in."""
+    """All workers and links at the time `now`, and the site this gateway stands in.
+
+    A link is known by where it comes from and where it goes: both ways have a view of their own.
+    """
 
     gateway_site: str
     workers: dict[str, WorkerView] = field(default_factory=dict)
-    links: dict[frozenset[str], LinkView] = field(default_factory=dict)
+    links: dict[tuple[str, str], LinkView] = field(default_factory=dict)
+    now: float = 0.0
 
     def link(self, a: str, b: str) -> LinkView | None:
-        """The path between two sites; None when there is none (or when they are one site)."""
-        return self.links.get(frozenset((a, b)))
+        """The link from `a` to `b`; None when there is none (or when they are one site)."""
+        return self.links.get((a, b))
 
     def rtt_s(self, a: str, b: str) -> float:
         """Round trip between two sites; a site to itself takes next to nothing."""
         if a == b:
             return SAME_SITE_RTT_S
         link = self.link(a, b)
-        return link.rtt_s if link else UNKNOWN_RTT_S
+        return link.rtt_s(self.now) if link else UNKNOWN_RTT_S
 
     def connected(self, a: str, b: str) -> bool:
         return a == b or self.link(a, b) is not None
+
+    def drop_worker(self, name: str) -> None:
+        """The worker is gone, and what it said of its links."""
+        del self.workers[name]
+        for link in self.links.values():
+            link.forget(name)

@@ -14,7 +14,7 @@ from orchestrator.state.events import (
     ClientGone,
     Event,
     Heard,
-    LinkMeasured,
+    LinkTold,
     Reconnected,
     Ticked,
     WorkerDraining,
@@ -33,7 +33,7 @@ EVENTS: dict[str, type] = {
     "draining": WorkerDraining,
     "returned": WorkerReturned,
     "reconnected": Reconnected,
-    "link": LinkMeasured,
+    "link": LinkTold,
     "tick": Ticked,
 }
 ACTIONS: dict[str, type] = {"send": Send, "emit": Emit, "finish": Finish, "fail": Fail}

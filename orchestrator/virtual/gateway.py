@@ -12,7 +12,7 @@ from orchestrator.membership.members import Members
 from orchestrator.membership.reach import Lost, News
 from orchestrator.membership.reports import LeaseRefused, Report
 from orchestrator.state.actions import Action, Send
-from orchestrator.state.events import ClientGone, Event, Heard, LinkMeasured, Ticked
+from orchestrator.state.events import ClientGone, Event, Heard, LinkTold, Ticked
 from orchestrator.virtual.channel import VirtualChannel
 from orchestrator.virtual.client import Client
 from orchestrator.virtual.network import Network
@@ -98,11 +98,11 @@ class VirtualGateway:
         self._flushing = False
         for site_a, site_b in combinations(setup.sites, 2):
             self.tell(
-                LinkMeasured(
+                LinkTold(
                     site_a=site_a,
                     site_b=site_b,
                     rtt_s=2 * setup.one_way_s,
-                    goodput_bytes_per_s=setup.bytes_per_s,
+                    bytes_per_s=setup.bytes_per_s,
                 )
             )
 

@@ -99,6 +99,20 @@ def run_to_end(request: str, prefill: Server, main: Server) -> list[int]:
 def test_kv_crosses_and_tokens_equal_a_run_on_one_worker(pair):
     a, b = pair
     assert run_to_end("across", a, b) == run_to_end("local", a, a)
+    reader = Reader(a, "links")
+    (link,) = wait_until(lambda: reader.of(Load))[0].links
+    assert (link.site, link.queue_bytes, link.uncoded_bytes, link.resent_bytes) == (
+        "there",
+        0,
+        0,
+        0,
+    )
+    assert link.sent_bytes > 0
+    assert link.goodput_bytes_per_s is not None
+    assert link.goodput_bytes_per_s > 0
+    assert link.rtt_s is not None
+    assert 0 < link.rtt_s < 1
+    reader.close()
 
 
 def test_the_stream_begins_with_hello_and_carries_load(pair):

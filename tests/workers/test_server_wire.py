@@ -8,6 +8,7 @@ from workers.api.messages import (
     KVFailed,
     KVStats,
     Landed,
+    LinkLoad,
     Load,
     Pause,
     Paused,
@@ -67,6 +68,18 @@ MESSAGES = [
         kv_held_tokens=1,
         step_s=None,
         prefill_tokens_per_s=12.0,
+        links=(
+            LinkLoad(
+                site="s",
+                goodput_bytes_per_s=1e6,
+                rtt_s=0.05,
+                loss=None,
+                queue_bytes=4,
+                uncoded_bytes=3,
+                sent_bytes=2,
+                resent_bytes=1,
+            ),
+        ),
     ),
 ]
 

@@ -85,7 +85,7 @@ class SendKV:
     to_epoch: int
     start: int
     stop: int
-    codec: str = "zstd"
+    codec: str = "lossless"
     weight: float = 1.0
     address: str | None = None
 
@@ -215,6 +215,26 @@ HEARTBEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLoad:
+    """What a worker sees of the link to another site, as a sender of KV; None: not known.
+
+    Bytes are coded ones but for `uncoded_bytes`, raw KV of open streams still to be coded.
+    `queue_bytes` were coded and not acknowledged yet, `sent_bytes` were written since the worker
+    began, and of those `resent_bytes` not for the first time. `loss` is the share of bytes that
+    TCP had to send again.
+    """
+
+    site: str
+    goodput_bytes_per_s: float | None
+    rtt_s: float | None
+    loss: float | None
+    queue_bytes: int
+    uncoded_bytes: int
+    sent_bytes: int
+    resent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """A worker's own account of itself, sent to every gateway each `HEARTBEAT_S`."""
 
@@ -226,7 +246,7 @@ class Load:
     kv_held_tokens: int  # tokens in blocks that some leg references
     step_s: float | None  # seconds per decode step, moving average; None: not yet known
     prefill_tokens_per_s: float | None
-    goodput_bytes_per_s: float | None = None  # of the KV this worker sent last
+    links: tuple[LinkLoad, ...] = ()  # to the sites it has sent KV to
 
 
 ControlMessage = Start | SendKV | Pause | Resume | Stop

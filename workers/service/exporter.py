@@ -4,16 +4,55 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
-from transport.base import StreamId
+from transport.base import LinkEstimate, StreamId
 from transport.stream.sender import StreamBroken
 from transport.tcp.client import KVClient, KVStream
 from transport.tcp.peer import Route
 from workers.engines.base import Engine, SeqId
 from workers.outputs import OpenStream
 from workers.streams.exports import Exports, Unsent, as_slice, why_failed
+from workers.streams.links import Outflow
 
 log = logging.getLogger(__name__)
+
+UNKNOWN = LinkEstimate(goodput_bytes_per_s=None, rtt_s=None, loss=None, queue_bytes=0)
+
+
+@dataclass(slots=True, eq=False)
+class _Sending:
+    """One stream. `uncoded_bytes` of raw KV are still to be given to `out`, once it is open."""
+
+    uncoded_bytes: int
+    out: KVStream | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """What is sent to one address at another site, and the bytes of streams that have ended."""
+
+    site: str
+    sending: list[_Sending] = field(default_factory=list)
+    sent_bytes: int = 0
+    resent_bytes: int = 0
+
+    def ended(self, sending: _Sending) -> None:
+        self.sending.remove(sending)
+        if sending.out is not None:
+            sent, resent = sending.out.sent_bytes
+            self.sent_bytes += sent
+            self.resent_bytes += resent
+
+    def outflow(self, estimate: LinkEstimate | None) -> Outflow:
+        counted = [s.out.sent_bytes for s in self.sending if s.out is not None]
+        return Outflow(
+            site=self.site,
+            estimate=estimate or UNKNOWN,
+            uncoded_bytes=sum(max(0, s.uncoded_bytes) for s in self.sending),
+            sent_bytes=self.sent_bytes + sum(sent for sent, _ in counted),
+            resent_bytes=self.resent_bytes + sum(resent for _, resent in counted),
+        )
 
 
 class Exporter:
@@ -43,7 +82,7 @@ class Exporter:
         self._waking = False
         self._tasks: dict[StreamId, asyncio.Task[None]] = {}
         self._news: dict[StreamId, asyncio.Event] = {}
-        self._last_address: str | None = None
+        self._peers: dict[str, _Peer] = {}  # by address, those at other sites
         engine.on_kv = self._on_kv
 
     # ------------------------------------------------------------ the engine's thread
@@ -86,12 +125,11 @@ class Exporter:
         if task is not None:
             task.cancel()
 
-    def goodput_bytes_per_s(self) -> float | None:
-        """Of the path that was used last; None: nothing was sent yet."""
-        if self._last_address is None:
-            return None
-        estimate = self._client.estimate(self._last_address)
-        return None if estimate is None else estimate.goodput_bytes_per_s
+    def outflows(self) -> list[Outflow]:
+        """What goes, or went, to each peer at another site."""
+        return [
+            peer.outflow(self._client.estimate(address)) for address, peer in self._peers.items()
+        ]
 
     async def shutdown(self) -> None:
         tasks = list(self._tasks.values())
@@ -114,24 +152,31 @@ class Exporter:
 
     async def _stream(self, order: OpenStream) -> None:
         address, _, site = order.address.partition("@")
-        self._last_address = address
-        offer = self._exports.offer(order)
-        out = await self._client.open(
-            self._routes(address, site),
-            offer,
-            order.codec,
-            token_bytes=self._engine.info.kv_bytes_per_token,
-            weight=order.weight,
-        )
+        token_bytes = self._engine.info.kv_bytes_per_token
+        sending = _Sending((order.stop - order.start) * token_bytes)
+        peer = self._peers.setdefault(address, _Peer(site)) if site else _Peer(site)
+        peer.sending.append(sending)
         try:
-            await self._send_all(order, out)
-            await out.finish()
-        except BaseException:
-            out.cancel()
-            raise
+            sending.out = out = await self._client.open(
+                self._routes(address, site),
+                self._exports.offer(order),
+                order.codec,
+                token_bytes=token_bytes,
+                weight=order.weight,
+            )
+            try:
+                await self._send_all(order, out, sending)
+                await out.finish()
+            except BaseException:
+                out.cancel()
+                raise
+        finally:
+            peer.ended(sending)
 
-    async def _send_all(self, order: OpenStream, out: KVStream) -> None:
-        unsent = Unsent(self._layers, max(order.start, out.have), order.stop)
+    async def _send_all(self, order: OpenStream, out: KVStream, sending: "_Sending") -> None:
+        first = max(order.start, out.have)
+        unsent = Unsent(self._layers, first, order.stop)
+        sending.uncoded_bytes -= (first - order.start) * self._engine.info.kv_bytes_per_token
         news = self._news[order.stream]
         while not unsent.empty:
             news.clear()
@@ -140,5 +185,6 @@ class Exporter:
                     self._readers, self._engine.read, order.seq, *piece
                 )
                 await out.send(as_slice(kv))
+                sending.uncoded_bytes -= kv.data.nbytes
             if not unsent.empty:
                 await news.wait()

@@ -27,6 +27,7 @@ from workers.service.exporter import Exporter
 from workers.service.front import Front
 from workers.service.importer import Importer
 from workers.service.token_streams import TokenStream, TokenStreams
+from workers.streams.links import link_loads
 from workers.worker import Worker
 
 DRAIN_CHECK_S = 0.2
@@ -220,9 +221,7 @@ class WorkerServer:
         self._thread.look(lambda worker, now: worker.gateway_seen(gateway, now))
 
     def _load(self) -> Load:
-        return dataclasses.replace(
-            self._thread.load, goodput_bytes_per_s=self._exporter.goodput_bytes_per_s()
-        )
+        return dataclasses.replace(self._thread.load, links=link_loads(self._exporter.outflows()))
 
     # ------------------------------------------------------------ what the core asks
 

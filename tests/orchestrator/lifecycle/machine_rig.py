@@ -15,7 +15,7 @@ from orchestrator.state.events import (
     Event,
     HandoffMode,
     Heard,
-    LinkMeasured,
+    LinkTold,
     Reconnected,
     Route,
     Ticked,
@@ -159,9 +159,7 @@ class MachineRig:
             self.ends[action.request] = action
 
     def link(self, rate: float) -> list[Action]:
-        return self.tell(
-            LinkMeasured(site_a="hami", site_b="shenzhen", rtt_s=0.05, goodput_bytes_per_s=rate)
-        )
+        return self.tell(LinkTold(site_a="hami", site_b="shenzhen", rtt_s=0.05, bytes_per_s=rate))
 
     def arrive(self, name: str = "a", *, limit: int = 40, **fields: object) -> list[Action]:
         self.name = name

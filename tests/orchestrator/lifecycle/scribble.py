@@ -11,7 +11,7 @@ from orchestrator.state.config import Attempts, Deadlines
 from orchestrator.state.events import (
     ClientGone,
     HandoffMode,
-    LinkMeasured,
+    LinkTold,
     Reconnected,
     Route,
     Ticked,
@@ -233,9 +233,7 @@ class Scribbler:
         a, b = (("hami", "shenzhen"), ("hami", "urumqi"), ("shenzhen", "urumqi"))[ch.a % 3]
         rate = (0.0, 1.0, 20_000.0, 1e9)[ch.b % 4]
         self.rig.tell(
-            LinkMeasured(
-                site_a=a, site_b=b, rtt_s=(0.0, 0.05, 2.0)[ch.c % 3], goodput_bytes_per_s=rate
-            )
+            LinkTold(site_a=a, site_b=b, rtt_s=(0.0, 0.05, 2.0)[ch.c % 3], bytes_per_s=rate)
         )
 
     def load(self, ch: Choices) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.lifecycle.machine import TOMBSTONES
 from orchestrator.lifecycle.phases import Phase
+from orchestrator.policy.prefixes import block_hashes
 from orchestrator.state.actions import Fail, Failure, Finish
 from orchestrator.state.events import (
     ClientGone,
@@ -244,6 +245,20 @@ def test_a_restarted_worker_has_lost_its_legs_and_its_cache(make_rig: MakeRig) -
     assert rig.req.lost[M] == 1
     assert rig.machine.ctx.prefixes.hits(rig.req.prefix, ["m0"]) == {}
     assert not rig.machine.ctx.world.workers["m0"].draining
+
+
+def test_who_brings_the_last_token_has_the_answer_too(rig: MachineRig) -> None:
+    rig.arrive(limit=28)
+    rig.run(PREFILL, 0, 10)
+    rig.landed(RELAY)
+    rig.run(RELAY, 1, 11)
+    rig.landed(MAIN)
+    rig.run(MAIN, 2, *range(12, 38))
+    assert isinstance(rig.ends["a"], Finish)
+    next_turn = block_hashes((*PROMPT, *range(10, 38), *range(300, 320)), "")
+    # Prompt and answer are three blocks, but nobody ever computed the answer's last token.
+    hits = rig.machine.ctx.prefixes.hits(next_turn, ["p0", "r0", "m0"])
+    assert hits == {"p0": 16, "r0": 16, "m0": 32}
 
 
 def test_a_restarted_worker_that_drained_takes_legs_again(rig: MachineRig) -> None:

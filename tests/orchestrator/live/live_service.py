@@ -150,7 +150,7 @@ class Race:
         self._relay = relay
         self._pids: dict[str, int] = {}
         self._held = False
-        (link,) = served.status()["links"]
+        link = served.status()["links"][0]
         self._port = int(link["emulator"].rpartition(":")[2])
         ((self._name, directions),) = asyncio.run(self._stats()).items()
         self._rate = float(next(iter(directions.values()))["rate_bytes_per_s"])

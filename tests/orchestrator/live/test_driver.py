@@ -88,7 +88,7 @@ class World:
         return writer
 
     async def all_up(self) -> tuple[asyncio.StreamWriter, asyncio.StreamWriter]:
-        self.driver.measured("hami", "shenzhen", 0.05, 1e6)
+        self.driver.line("hami", "shenzhen", 0.05, 1e6)
         for name in (PREFILL, MAIN):
             self.join(name)
         writers = await self.load(PREFILL, self.prefill), await self.load(MAIN, self.main)
@@ -225,7 +225,7 @@ def test_a_deadline_that_is_due_at_once() -> None:
         client = w.submit("r")
         await asyncio.sleep(0)  # it begins, and its deadline is the shortest there can be
         for _ in range(3):
-            w.driver.measured("hami", "shenzhen", 0.05, 1e6)
+            w.driver.line("hami", "shenzhen", 0.05, 1e6)
         assert isinstance(await client.take(), Fail)
         assert w.driver.machine.ctx.counts["prefill_late"] > 0
 

@@ -149,9 +149,9 @@ def test_a_torn_last_line_is_left_out(path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "line", "words"),
     [
-        (1, b'{"journal":2,"model":"m","config":{}}', "line 1: journal: format 1 can be read"),
-        (1, b'{"journal":1,"model":3,"config":{}}', "line 1: model: must be a string"),
-        (1, b'{"journal":1,"model":"m","config":{"kind":"config"}}', "gateway, gateway_site miss"),
+        (1, b'{"journal":1,"model":"m","config":{}}', "line 1: journal: format 2 can be read"),
+        (1, b'{"journal":2,"model":3,"config":{}}', "line 1: model: must be a string"),
+        (1, b'{"journal":2,"model":"m","config":{"kind":"config"}}', "gateway, gateway_site miss"),
         (1, b"[]", "line 1: must be an object of config, journal, model"),
         (3, b"no json", "line 3: not JSON"),
         (3, b"\xff", "line 3: not JSON"),

@@ -9,7 +9,9 @@ from prometheus_client import CollectorRegistry
 from orchestrator.metrics.exposition import Metrics
 from orchestrator.state.actions import Emit, Fail, Failure, Finish, FinishReason, Summary
 from orchestrator.state.events import HandoffMode, Route
-from workers.api.messages import Load
+from orchestrator.state.links import LinkView
+from orchestrator.state.views import World
+from workers.api.messages import LinkLoad, Load
 
 
 @pytest.fixture
@@ -119,7 +121,7 @@ def test_every_request_metric_has_a_sample_once_one_request_ended(metrics):
     names = set(re.findall(r"^# TYPE (pdd_\S+)", text, re.MULTILINE))
     worker = re.findall(r"^# TYPE (pdd_\S+) gauge", text, re.MULTILINE)
     for name in names - set(worker):
-        if not name.endswith("_created"):
+        if not name.endswith("_created") and "sent_bytes" not in name:
             assert re.search(rf"^{name}\S* [1-9.]", text, re.MULTILINE), name
 
 
@@ -133,7 +135,6 @@ def load(**fields) -> Load:
         "kv_held_tokens": 500,
         "step_s": 0.05,
         "prefill_tokens_per_s": None,
-        "goodput_bytes_per_s": 1e6,
     }
     return Load(**(known | fields))
 
@@ -148,7 +149,6 @@ def test_worker_gauges(metrics, value):
     assert value("pdd_kv_held_tokens", **place) == 500
     assert value("pdd_step_seconds", **place) == 0.05
     assert value("pdd_prefill_tokens_per_second", **place) is None
-    assert value("pdd_kv_goodput_bytes_per_second", **place) == 1e6
     metrics.workers.load("m0", "shenzhen", "memory", load(kv_held_tokens=0))
     assert value("pdd_kv_held_tokens", **place) == 0
 
@@ -168,12 +168,62 @@ def test_a_worker_that_moves_or_is_lost_leaves_nothing_behind(metrics, value):
 
 def test_the_core_counts_are_read_when_they_are_asked_for(metrics, value):
     counts: Counter[str] = Counter()
-    metrics.watch_core(counts)
+    metrics.watch_core(counts, World(gateway_site="hami"))
     assert value("pdd_core_events_total", event="main_lost") is None
     counts["main_lost"] += 2
     counts["cuts"] += 1
     assert value("pdd_core_events_total", event="main_lost") == 2
     assert 'pdd_core_events_total{event="cuts"} 1.0' in metrics.render().decode()
+
+
+def link_load(**fields) -> LinkLoad:
+    known = {
+        "site": "shenzhen",
+        "goodput_bytes_per_s": 2e5,
+        "rtt_s": 0.06,
+        "loss": 0.01,
+        "queue_bytes": 300_000,
+        "uncoded_bytes": 5,
+        "sent_bytes": 100,
+        "resent_bytes": 10,
+    }
+    return LinkLoad(**(known | fields))
+
+
+def test_links_show_what_was_measured_and_nothing_else(metrics, value):
+    world = World(gateway_site="hami")
+    ends = {"from": "hami", "to": "shenzhen"}
+    link = world.links["hami", "shenzhen"] = LinkView(0.05, 1e6)
+    world.links["shenzhen", "hami"] = LinkView(0.05, 1e6)
+    metrics.watch_core(Counter(), world)
+    for name in ("goodput_bytes_per_second", "rtt_seconds", "loss_ratio"):
+        assert value(f"pdd_link_{name}", **ends) is None
+    assert value("pdd_link_queue_bytes", **ends) == 0
+    for world.now in (10.0, 11.0):
+        link.report("p0", link_load(), world.now)
+    assert value("pdd_link_goodput_bytes_per_second", **ends) == 2e5
+    assert value("pdd_link_rtt_seconds", **ends) == 0.06
+    assert value("pdd_link_loss_ratio", **ends) == 0.01
+    assert value("pdd_link_queue_bytes", **ends) == 300_005
+    assert value("pdd_link_rtt_seconds", **{"from": "shenzhen", "to": "hami"}) is None
+
+
+def test_sent_kv_is_added_up_over_workers_and_their_restarts(metrics, value):
+    ends = {"from": "hami", "to": "shenzhen"}
+
+    def sent(worker: str, *links: LinkLoad) -> tuple[float | None, float | None]:
+        metrics.workers.load(worker, "hami", "compute", load(worker=worker, links=links))
+        return tuple(value(f"pdd_kv_{name}_bytes_total", **ends) for name in ("sent", "resent"))
+
+    assert sent("p0") == (None, None)
+    assert sent("p0", link_load()) == (100, 10)
+    assert sent("p0", link_load(sent_bytes=150)) == (150, 10)
+    # another worker has sent long before this gateway came
+    assert sent("p1", link_load(sent_bytes=9000, resent_bytes=900)) == (150, 10)
+    assert sent("p1", link_load(sent_bytes=9001, resent_bytes=901)) == (151, 11)
+    metrics.workers.forget("p0")
+    assert sent("p0", link_load(sent_bytes=7, resent_bytes=0)) == (158, 11)
+    assert sent("p0", link_load(sent_bytes=8, resent_bytes=1)) == (159, 12)
 
 
 def test_two_gateways_share_nothing(metrics, value):

@@ -6,7 +6,8 @@ import pytest
 
 from orchestrator.policy.router import Ask, Decision, Refusal, choose, place
 from orchestrator.state.events import Route, WorkerUp
-from orchestrator.state.views import Booking, LinkView, WorkerView, World
+from orchestrator.state.links import LinkView, Transfer
+from orchestrator.state.views import Booking, WorkerView, World
 from workers.api.messages import Load, Role
 
 P, R, M = Role.PREFILL, Role.RELAY, Role.MAIN
@@ -90,10 +91,10 @@ class Setting:
                 )
                 view.book(("other", -1), booking)
         if self.rate is not None:
-            link = LinkView(rtt_s=0.05, goodput_bytes_per_s=self.rate)
-            if self.queued:
-                link.enqueue(("other", 0), self.queued)
-            world.links[frozenset(("hami", "shenzhen"))] = link
+            for ends in (("hami", "shenzhen"), ("shenzhen", "hami")):
+                world.links[ends] = link = LinkView(0.05, self.rate)
+                if self.queued:
+                    link.enqueue(("other", 0), Transfer("p0", self.queued, 0.0))
         return world
 
 

@@ -152,7 +152,7 @@ def replayed(setup: ReplaySetup, asks: Sequence[tuple[float, Arrived]]) -> Repla
     world = replay.machine.ctx.world
     assert not replay.machine.requests
     assert [view.bookings for view in world.workers.values() if view.bookings] == []
-    assert [link.queue_bytes for link in world.links.values() if link.queue_bytes] == []
+    assert [link.queued for link in world.links.values() if link.queued] == []
     for worker in replay.workers.values():
         assert not worker.legs
         assert worker.slots_used == 0

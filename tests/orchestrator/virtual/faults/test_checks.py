@@ -9,6 +9,7 @@ import pytest
 from orchestrator.lifecycle.phases import Phase
 from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish, Send
 from orchestrator.state.events import Arrived, Event, Ticked, WorkerDraining
+from orchestrator.state.links import Transfer
 from orchestrator.state.views import Booking
 from orchestrator.virtual.client import Client
 from orchestrator.virtual.faults.checks import FLOW_S, RESUME_S, check
@@ -139,8 +140,8 @@ def a_booking_that_nobody_stands_for(story: Story) -> None:
 
 def bytes_that_nobody_sends(story: Story) -> None:
     finished(story)
-    [link] = story.machine.ctx.world.links.values()
-    link.enqueue(("gone", 0), 5)
+    link = story.machine.ctx.world.links["hami", "shenzhen"]
+    link.enqueue(("gone", 0), Transfer("w", 5, 0.0))
 
 
 def a_request_that_stays(story: Story) -> None:
