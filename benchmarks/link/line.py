@@ -16,6 +16,13 @@ SYSCTLS = {
     "net.ipv4.tcp_slow_start_after_idle": "0",
     "net.ipv4.tcp_no_metrics_save": "1",
 }
+# IPv4 and TCP with timestamps, in each packet.
+_HEADERS = 52
+
+
+def payload_gbps(gbps: float) -> float:
+    """What of a line's rate can be payload of TCP."""
+    return gbps * (MTU - _HEADERS) / MTU
 
 
 @contextmanager
