@@ -13,8 +13,10 @@ from rich.table import Table
 
 from benchmarks import handoff as handoff_bench
 from benchmarks.service import ServeFailed
+from orchestrator.cli.bench_codec import codec
 from orchestrator.cli.bench_driver import driver
 from orchestrator.cli.bench_faults import faults
+from orchestrator.cli.bench_link import link
 from orchestrator.cli.bench_mutants import mutants
 from orchestrator.cli.bench_schedule import schedule
 from orchestrator.cli.bench_turns import turns
@@ -25,8 +27,10 @@ from orchestrator.topology.packaged import packaged_topology
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+app.command()(codec)
 app.command()(driver)
 app.command()(faults)
+app.command()(link)
 app.command()(mutants)
 app.command()(schedule)
 app.command()(turns)

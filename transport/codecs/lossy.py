@@ -31,7 +31,7 @@ _EXCEPTION_BYTES = _U16.itemsize + _U32.itemsize
 class _Width:
     """Integers of one width; arguments of the compiled functions as in `quantise_kernels`."""
 
-    quantise: Callable[..., None]
+    quantise: Callable[..., bool]
     restore: Callable[..., None]
     per_byte: int
 
@@ -89,15 +89,15 @@ class _Lossy:
             return head.tobytes()
         rows = rows_of(bits[exact:])
         part = self._part(key)
-        tops = np.empty(part.tops_shape(*rows.shape), np.uint16)
-        group = part.group_of(rows.shape[1])
-        exceptions = np.zeros(1, _U32).view(np.uint8)
-        if kernels.find_tops(rows, group, part.along_tokens, tops) >= kernels.INFINITY:
+        channels = rows.shape[1]
+        group = part.group_of(channels)
+        tops = np.empty(part.tops_shape(len(rows), channels), np.uint16)
+        coded = np.empty((len(rows), part.width.bytes_of(channels)), np.uint8)
+        exceptions: Buffer = bytes(_U32.itemsize)
+        if not part.width.quantise(rows, group, part.along_tokens, tops, coded):
             rows, exceptions = _set_aside(rows)
-            kernels.find_tops(rows, group, part.along_tokens, tops)
-        coded = np.empty((len(rows), part.width.bytes_of(rows.shape[1])), np.uint8)
-        part.width.quantise(rows, tops, group, part.along_tokens, coded)
-        pieces: list[Buffer] = [head.data, exceptions.data, tops.reshape(-1).view(np.uint8).data]
+            part.width.quantise(rows, group, part.along_tokens, tops, coded)
+        pieces = [head.data, exceptions, tops.reshape(-1).view(np.uint8).data]
         if self.zstd:
             smaller, data = pack(coded.reshape(-1))
             pieces += [bytes([smaller]), data]
@@ -123,8 +123,9 @@ class _Lossy:
         bits = np.empty((tokens, channels), np.uint16)
         bits.reshape(-1)[: exact * channels].view(np.uint8)[:] = data[: exact * channels * 2]
         rows = bits[exact:]
-        part.width.restore(coded, tops, part.group_of(channels), part.along_tokens, rows)
-        rows.reshape(-1)[indices] = values
+        part.width.restore(coded, part.group_of(channels), part.along_tokens, tops, rows)
+        if len(indices):
+            rows.reshape(-1)[indices] = values
         return bits.reshape(shape)
 
     def _part(self, key: SliceKey) -> _Part:
@@ -146,7 +147,7 @@ def _exact_tokens(key: SliceKey) -> int:
     return max(0, min(FIRST_EXACT, key.stop) - key.start)
 
 
-def _set_aside(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _set_aside(rows: np.ndarray) -> tuple[np.ndarray, Buffer]:
     """`rows` with zeros for all that is not finite, and those as [bytes]."""
     finite = (rows & kernels.INFINITY) != kernels.INFINITY
     indices = np.flatnonzero(~finite)
@@ -157,14 +158,14 @@ def _set_aside(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         indices.astype(_U32),
         rows.reshape(-1)[indices].astype(_U16),
     )
-    return cleared, np.concatenate([part.view(np.uint8) for part in parts])
+    return cleared, b"".join(part.tobytes() for part in parts)
 
 
 def _exceptions(data: np.ndarray, at: int, count: int) -> tuple[np.ndarray, np.ndarray, int]:
     """(indices, bits, where the body goes on); every index is below `count`."""
     if len(data) < at + 4:
         raise CodecError(f"lossy piece of {len(data)} bytes")
-    number = int.from_bytes(data[at : at + 4].tobytes(), "little")
+    number = int.from_bytes(data[at : at + 4].data, "little")
     at += 4
     if number > count or len(data) < at + number * _EXCEPTION_BYTES:
         raise CodecError(f"{number} exceptions in a lossy piece of {len(data)} bytes")

@@ -21,11 +21,8 @@ compiled = njit(cache=True, nogil=True, error_model="numpy")
 
 
 @compiled
-def find_tops(bits: np.ndarray, group: int, along_tokens: bool, tops: np.ndarray) -> int:
-    """The largest magnitude of each group; returns the largest of all.
-
-    `bits` [tokens, channels] uint16. `tops` uint16 gets nothing below LEAST_TOP.
-    """
+def _find_tops(bits, group, along_tokens, tops):
+    """Fill `tops` with nothing below LEAST_TOP; returns the largest of all."""
     tokens, channels = bits.shape
     mask = np.uint16(0x7FFF)
     tops[:] = np.uint16(LEAST_TOP)
@@ -33,13 +30,15 @@ def find_tops(bits: np.ndarray, group: int, along_tokens: bool, tops: np.ndarray
         for t in range(tokens):
             g = t // group
             for c in range(channels):
-                tops[g, c] = max(tops[g, c], bits[t, c] & mask)
+                tops[g, c] = max(tops[g, c], np.uint16(bits[t, c] & mask))
     else:
         for t in range(tokens):
             for g in range(tops.shape[1]):
+                values = bits[t, g * group : (g + 1) * group]
                 top = np.uint16(LEAST_TOP)
-                for c in range(g * group, min((g + 1) * group, channels)):
-                    top = max(top, bits[t, c] & mask)
+                for c in range(len(values)):  # written so that many are compared at once
+                    magnitude = np.uint16(values[c] & mask)
+                    top = magnitude if magnitude > top else top
                 tops[t, g] = top
     return tops.max()
 
@@ -74,9 +73,14 @@ def _fill(
 
 @compiled
 def to_int8(
-    bits: np.ndarray, tops: np.ndarray, group: int, along_tokens: bool, out: np.ndarray
-) -> None:
-    """`out` [tokens, channels] uint8: integers from -127 to 127, two's complement."""
+    bits: np.ndarray, group: int, along_tokens: bool, tops: np.ndarray, out: np.ndarray
+) -> bool:
+    """Fill `tops`, and `out` [tokens, channels] uint8: integers from -127 to 127, two's complement.
+
+    `bits` [tokens, channels] uint16. False, and no `out`, when not all of them are finite.
+    """
+    if _find_tops(bits, group, along_tokens, tops) >= np.uint16(INFINITY):
+        return False
     tokens, channels = bits.shape
     factors = np.empty(channels, np.float32)
     for t in range(tokens):
@@ -85,6 +89,7 @@ def to_int8(
         for c in range(channels):
             shifted = _value(bits[t, c]) * factors[c] + _ROUNDER
             out[t, c] = np.uint8(np.float32(shifted).view(np.uint32))
+    return True
 
 
 @compiled
@@ -97,7 +102,7 @@ def _rounded(value: Any) -> Any:
 
 @compiled
 def from_int8(
-    coded: np.ndarray, tops: np.ndarray, group: int, along_tokens: bool, out: np.ndarray
+    coded: np.ndarray, group: int, along_tokens: bool, tops: np.ndarray, out: np.ndarray
 ) -> None:
     """The inverse of `to_int8`; `out` [tokens, channels] uint16."""
     tokens, channels = out.shape
@@ -111,12 +116,16 @@ def from_int8(
 
 @compiled
 def to_int4(
-    bits: np.ndarray, tops: np.ndarray, group: int, along_tokens: bool, out: np.ndarray
-) -> None:
-    """`out` [tokens, (channels + 1) // 2] uint8: integers from -7 to 7, plus 8.
+    bits: np.ndarray, group: int, along_tokens: bool, tops: np.ndarray, out: np.ndarray
+) -> bool:
+    """Fill `tops`, and `out` [tokens, (channels + 1) // 2] uint8: integers from -7 to 7, plus 8.
 
     The first half of the channels lies in the low nibbles, the second in the high ones.
+
+    `bits` [tokens, channels] uint16. False, and no `out`, when not all of them are finite.
     """
+    if _find_tops(bits, group, along_tokens, tops) >= np.uint16(INFINITY):
+        return False
     tokens, channels = bits.shape
     half = out.shape[1]
     factors = np.empty(channels, np.float32)
@@ -129,11 +138,12 @@ def to_int4(
             wide[c] = np.uint8(np.float32(shifted).view(np.uint32)) + np.uint8(8)
         for c in range(half):
             out[t, c] = wide[c] | wide[half + c] << np.uint8(4)
+    return True
 
 
 @compiled
 def from_int4(
-    coded: np.ndarray, tops: np.ndarray, group: int, along_tokens: bool, out: np.ndarray
+    coded: np.ndarray, group: int, along_tokens: bool, tops: np.ndarray, out: np.ndarray
 ) -> None:
     """The inverse of `to_int4`; `out` [tokens, channels] uint16."""
     tokens, channels = out.shape
@@ -142,9 +152,11 @@ def from_int4(
     for t in range(tokens):
         if not along_tokens or t % group == 0:
             _fill(tops, t, group, along_tokens, np.float32(7), False, factors)
-        for c in range(half):
-            q = np.int32(coded[t, c] & np.uint8(0xF)) - np.int32(8)
-            out[t, c] = _rounded(np.float32(q) * factors[c])
-        for c in range(half, channels):
-            q = np.int32(coded[t, c - half] >> np.uint8(4)) - np.int32(8)
-            out[t, c] = _rounded(np.float32(q) * factors[c])
+        nibbles, low, high = coded[t], out[t, :half], out[t, half:]
+        low_factors, high_factors = factors[:half], factors[half:]
+        for c in range(len(low)):
+            q = np.int8(np.int8(nibbles[c] & np.uint8(0xF)) - np.int8(8))
+            low[c] = _rounded(np.float32(q) * low_factors[c])
+        for c in range(len(high)):
+            q = np.int8(np.int8(nibbles[c] >> np.uint8(4)) - np.int8(8))
+            high[c] = _rounded(np.float32(q) * high_factors[c])

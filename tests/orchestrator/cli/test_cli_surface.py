@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 # command -> its options and arguments, as one types them
 SURFACE = {
+    "bench codec": ["-o/--output"],
     "bench driver": ["--requests", "--seed", "-o/--output"],
     "bench faults": [
         *("--calm", "--jobs", "--request", "--scenario", "--seed", "--seeds", "--shrink"),
@@ -21,6 +22,16 @@ SURFACE = {
         "-o/--output",
     ],
     "bench handoff": ["--gateway-site", "--logs", "--requests", "--topology", "-o/--output"],
+    "bench link": [
+        "--accidents/--no-accidents",
+        "--codec",
+        "--gbps",
+        "--loss",
+        "--repeats",
+        "--rivals/--no-rivals",
+        "--size",
+        "-o/--output",
+    ],
     "bench mutants": ["--jobs", "--markdown", "--seeds", "-o/--output", "names"],
     "bench parity": ["-o/--output", "file"],
     "bench schedule": ["--seeds", "-o/--output"],
