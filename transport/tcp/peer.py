@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from transport.base import LinkEstimate, StreamId
-from transport.stream.frames import Data, Frame, Goodbye, Hello, Proof, Terms
+from transport.stream.frames import Data, Frame, Goodbye, Hello, Proof, Terms, WrongVersion
 from transport.stream.framing import encode
 from transport.stream.handshake import Dialler, HandshakeRefused
 from transport.stream.pace import Pacer
@@ -18,6 +18,7 @@ from transport.stream.reader import Arrived
 from transport.stream.sender import Sender
 from transport.tcp import sockets
 from transport.tcp.wire import BROKEN, HANDSHAKE_S, Wire
+from transport.tls import OneConnection
 
 _PIECE_S = 0.1  # one piece should not hold a paced line for longer
 _MIN_PIECE_BYTES = 64 << 10
@@ -174,7 +175,8 @@ class Peer:
             raise
         except (HandshakeRefused, ssl.SSLError) as error:
             reason = f"{self.route.address}: {error}"
-            log.warning("KV connection refused: %s", reason)
+            if self.sender.streams:  # of connections dialled together the first one tells
+                log.warning("KV connection refused: %s", reason)
             self.sender.fail_all(reason)
             self._ended(line, reason)
         except BROKEN as error:
@@ -220,17 +222,8 @@ class _Line:
     async def run(self) -> None:
         """Dial, greet and write until the connection ends. Raises what ended it."""
         peer = self._peer
-        host, _, port = peer.route.address.rpartition(":")
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                await peer._loop.create_connection(
-                    lambda: self.wire,
-                    host,
-                    int(port),
-                    ssl=peer.identity.tls,
-                    server_hostname=peer.route.hostname if peer.identity.tls else None,
-                )
-                window = await self._greeted
+            window = await self._dial()
             peer.sender.connected(self, window, self._rtt_s, monotonic())
             peer.settle()
             writing = asyncio.ensure_future(self._write())
@@ -245,6 +238,26 @@ class _Line:
             writing.result()
         finally:
             self.wire.fail(ConnectionAbortedError("closed here"))
+
+    async def _dial(self) -> int:
+        """Connect and greet; the window in the peer's terms. Raises what is in the way."""
+        peer = self._peer
+        host, _, port = peer.route.address.rpartition(":")
+        tls = None if peer.identity.tls is None else OneConnection(peer.identity.tls)
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                await peer._loop.create_connection(
+                    lambda: self.wire,
+                    host,
+                    int(port),
+                    ssl=tls,
+                    server_hostname=None if tls is None else peer.route.hostname,
+                )
+                return await self._greeted
+        except BROKEN as error:
+            if tls is not None and tls.refused is not None:
+                raise tls.refused from error
+            raise
 
     # ------------------------------------------------------------ what arrives
 
@@ -281,7 +294,8 @@ class _Line:
     def _lost(self, why: Exception | None) -> None:
         error = why or ConnectionResetError("the peer closed the connection")
         if not self._greeted.done():
-            self._greeted.set_exception(error)
+            older = isinstance(error, WrongVersion)  # it will be so the next time too
+            self._greeted.set_exception(HandshakeRefused(str(error)) if older else error)
         if not self._ended.done():
             self._ended.set_result(error)
 

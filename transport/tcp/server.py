@@ -7,7 +7,6 @@ import secrets
 import ssl
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
-from typing import cast
 
 from transport.base import Sink, Slice, SliceKey, StreamId
 from transport.codecs.table import decode_slice
@@ -60,6 +59,7 @@ class KVServer:
         self._connections: set[_Connection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._refused: tuple[bytes, str] | None = None
 
     @property
     def port(self) -> int:
@@ -72,11 +72,12 @@ class KVServer:
     async def start(self) -> None:
         """Listen. Raises OSError when the port is in use."""
         self._loop = asyncio.get_running_loop()
-        tls = self._tls
         self._listener = await self._loop.create_server(
-            lambda: _Connection(self).wire if tls is None else _Door(self, tls),
+            lambda: _Connection(self).wire,
             self._host,
             self._asked_port,
+            ssl=self._tls,
+            ssl_handshake_timeout=HANDSHAKE_S if self._tls is not None else None,
         )
 
     async def close(self) -> None:
@@ -146,6 +147,12 @@ class KVServer:
         self.receiver.disconnected(conn, monotonic())
         self.settle()
 
+    def refused(self, peer: str, session: bytes, why: str) -> None:
+        """Tell of it, but once for connections that a peer dialled together."""
+        if (session, why) != self._refused:
+            self._refused = session, why
+            log.warning("KV connection from %s refused: %s", peer, why)
+
     def decode(self, conn: "_Connection", arrived: Arrived, data: Data) -> None:
         """Check, decode and put one piece in a thread; the outcome comes back to this loop."""
         nbytes = arrived.preamble.body_bytes
@@ -175,33 +182,6 @@ class KVServer:
                 log.log(level, "KV piece %s of %s: %s", data.key, data.stream, error)
             self.receiver.put(conn, data, nbytes, error, monotonic())
         self.settle()
-
-
-class _Door(asyncio.Protocol):
-    """A connection before TLS: asyncio's own way in keeps a refusal to itself."""
-
-    def __init__(self, server: KVServer, tls: ssl.SSLContext) -> None:
-        self._server = server
-        self._tls = tls
-        self._task: asyncio.Task[None] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._task = asyncio.create_task(self._enter(cast(asyncio.Transport, transport)))
-
-    async def _enter(self, plain: asyncio.Transport) -> None:
-        wire = _Connection(self._server).wire
-        try:
-            secure = await asyncio.get_running_loop().start_tls(
-                plain, wire, self._tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
-            )
-        except (OSError, TimeoutError) as error:
-            peer = plain.get_extra_info("peername")
-            log.warning("KV connection from %s: TLS refused: %s", peer, error)
-            plain.abort()
-            return
-        if secure is None:  # it was closed meanwhile
-            return
-        wire.connection_made(secure)
 
 
 class _Connection:
@@ -268,7 +248,10 @@ class _Connection:
         unread = self.wire.unread
         if unread is not None:
             self._server.receiver.dropped(self, *unread)
-        if isinstance(why, FrameError | HandshakeRefused):
+        if isinstance(why, HandshakeRefused):
+            session = b"" if self._handshake is None else self._handshake.session
+            self._server.refused(self._peer, session, str(why))
+        elif isinstance(why, FrameError):
             log.warning("KV connection from %s dropped: %s", self._peer, why)
         else:
             log.info("KV connection from %s ended: %s", self._peer, why)

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.transport.kv_helpers import MemorySink, make_offer, make_slice
+from tests.transport.kv_helpers import MemorySink, make_offer, make_slice, token_bytes
+from tests.transport.tcp.tcp_pair import make_client, make_server
 from transport.emulator.control import LineControl, LineError, start_emulator
-from transport.tcp.client import KVClient
-from transport.tcp.server import KVServer
+from transport.tcp.peer import Route
 
 SITES = ("hami", "shenzhen")
 LINE = "hami-shenzhen"
@@ -210,13 +210,14 @@ def test_a_stream_survives_a_cut_of_the_line():
     async def test() -> None:
         async with line(jitter_s=0.001, loss=0.001) as control:
             sink = MemorySink()
-            server = KVServer(sink, name="main-0", secret="s")
+            server = make_server(sink)
             await server.start()
-            client = KVClient(name="prefill-0", secret="s")
+            client = make_client()
             port = await control.forward(f"127.0.0.1:{server.port}", *SITES, "kv")
             offer = make_offer(stop=256)
             address = f"127.0.0.1:{port}"
-            outgoing = await client.open(address, offer, "zstd", link_rate_bytes_per_s=TEN_MBPS)
+            route = Route(address=address, rate_bytes_per_s=TEN_MBPS, rtt_s=0.05)
+            outgoing = await client.open(route, offer, "zstd", token_bytes=token_bytes(3, 2, 64))
 
             async def send() -> None:
                 for layer in range(3):
