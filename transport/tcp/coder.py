@@ -13,6 +13,7 @@ import psutil
 from transport.base import Slice, StreamId
 from transport.codecs.choose import choose
 from transport.codecs.table import encode_slice
+from transport.codecs.warm import warm
 from transport.stream.frames import Data, Frame, FrameError
 from transport.stream.framing import encode
 
@@ -55,6 +56,7 @@ class Coder:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-encode")
         self._cores = FreeCores()
+        self._pool.submit(warm)  # now, rather than while a first request waits
 
     async def code(
         self, stream: StreamId, piece: Slice, policy: str, goodput_bytes_per_s: float | None
