@@ -4,6 +4,7 @@ from itertools import pairwise
 
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.request import NEAR_HANDOFF, Request
+from orchestrator.policy.prefixes import block_hashes
 from orchestrator.state.actions import Fail, Failure, Finish, Summary
 from orchestrator.state.events import Route
 
@@ -20,6 +21,7 @@ def finish(ctx: Context, req: Request) -> None:
     """The law is complete and was emitted: close the client's stream."""
     assert req.ended is not None
     note_steps(req)
+    note_answer(ctx, req)
     stop_all(ctx, req)
     ctx.actions.append(
         Finish(
@@ -50,6 +52,15 @@ def tell_failure(ctx: Context, req: Request) -> None:
             retry_after_s=RETRY_AFTER_S.get(failure),
         )
     )
+
+
+def note_answer(ctx: Context, req: Request) -> None:
+    """Who brought the last token has the answer's KV too: a next turn begins with all of it."""
+    leg = req.authority
+    if leg is not None:
+        # The last token was sampled and never computed.
+        ids = (*req.spec.prompt_ids, *req.law.ids[:-1])
+        ctx.prefixes.note(leg.worker, block_hashes(ids, req.spec.cache_salt, req.prefix))
 
 
 def note_steps(req: Request) -> None:

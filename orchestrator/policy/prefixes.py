@@ -10,12 +10,19 @@ BLOCK_BYTES = 4 * BLOCK
 DIGEST_BYTES = 16
 
 
-def block_hashes(ids: tuple[int, ...], cache_salt: str) -> tuple[bytes, ...]:
-    """Chained hashes of the complete canonical blocks of `ids`; the salt starts the chain."""
-    whole = len(ids) // BLOCK * BLOCK
-    words = struct.pack(f"<{whole}I", *ids[:whole])
+def block_hashes(
+    ids: Sequence[int], cache_salt: str, known: tuple[bytes, ...] = ()
+) -> tuple[bytes, ...]:
+    """Chained hashes of the complete canonical blocks of `ids`; the salt starts the chain.
+
+    `known` are those of its first blocks, and are not computed again.
+    """
+    begun, whole = len(known) * BLOCK, len(ids) // BLOCK * BLOCK
+    words = struct.pack(f"<{whole - begun}I", *ids[begun:whole])
     parent = blake2b(cache_salt.encode(), digest_size=DIGEST_BYTES).digest()
-    hashes = []
+    if known:
+        parent = known[-1]
+    hashes = list(known)
     for start in range(0, len(words), BLOCK_BYTES):
         block = words[start : start + BLOCK_BYTES]
         parent = blake2b(parent + block, digest_size=DIGEST_BYTES).digest()

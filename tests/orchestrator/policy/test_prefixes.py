@@ -18,6 +18,12 @@ def test_a_block_is_named_with_all_that_came_before_it() -> None:
     assert not set(other) & set(whole)
 
 
+def test_a_chain_goes_on_from_what_is_known() -> None:
+    whole = block_hashes(IDS, "tenant a")
+    for blocks in range(len(whole) + 1):
+        assert block_hashes(IDS, "tenant a", whole[:blocks]) == whole
+
+
 def test_another_salt_shares_nothing() -> None:
     assert not set(block_hashes(IDS, "tenant a")) & set(block_hashes(IDS, "tenant b"))
 
