@@ -41,7 +41,9 @@ def encode_slice(stream: StreamId, piece: Slice, codec: str) -> Data:
     dtype = _DTYPES.get(piece.data.dtype.itemsize)
     if dtype is None or piece.data.dtype.kind != "u":
         raise ValueError(f"{piece.key}: {piece.data.dtype}, must be bits as uint8, 16 or 32")
-    bits = np.ascontiguousarray(piece.data).astype(dtype, copy=False)
+    bits = piece.data
+    if not (bits.flags.c_contiguous and bits.flags.aligned and bits.dtype == dtype):
+        bits = np.require(bits, dtype, "CA")
     name = codec
     if CODECS[name].bfloat16_only and dtype.itemsize != 2:
         name = _ANY_WIDTH

@@ -1,4 +1,4 @@
-"""Compile what the codecs need, or load it from the cache: seconds that no first request should pay.
+"""Compile what the codecs need, or load it from the cache: seconds no first request should pay.
 
 `python -m transport.codecs.warm` does it once for a machine.
 """

@@ -44,12 +44,11 @@ def largest_errors(codec: str, part: str, bits: np.ndarray) -> np.ndarray:
     levels, along, across = GROUPS[codec][part]
     magnitudes = np.where((bits & INFINITY) == INFINITY, 0, bits & 0x7FFF).astype(np.uint16)
     magnitudes = np.maximum(values(magnitudes), LEAST)
-    across = across or magnitudes.shape[1]
-    tops = np.empty_like(magnitudes)
-    for t in range(0, magnitudes.shape[0], along):
-        for c in range(0, magnitudes.shape[1], across):
-            block = np.s_[t : t + along, c : c + across]
-            tops[block] = magnitudes[block].max()
+    tokens, channels = magnitudes.shape
+    across = across or channels
+    tops = np.maximum.reduceat(magnitudes, range(0, tokens, along), axis=0)
+    tops = np.maximum.reduceat(tops, range(0, channels, across), axis=1)
+    tops = tops.repeat(along, axis=0)[:tokens].repeat(across, axis=1)[:, :channels]
     return tops * (0.5 / levels + 2.0**-8)
 
 
@@ -82,7 +81,7 @@ def any_bits(data: st.DataObject, rng: np.random.Generator, shape: tuple[int, ..
 @pytest.mark.parametrize("codec", LOSSY)
 @pytest.mark.parametrize("part", ["k", "v"])
 @given(data=st.data(), seed=st.integers(0, 999), start=st.sampled_from([0, 1, 3, 4, 256]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_bounded_by_the_scale(codec: str, part: str, data, seed: int, start: int):
     shape = tuple(data.draw(st.integers(1, top)) for top in (300, 4, 70))
     check(codec, part, start, any_bits(data, np.random.default_rng(seed), shape))
