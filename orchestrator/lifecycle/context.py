@@ -109,7 +109,8 @@ class Context:
         link = self.world.link(source.site, target.site)
         if link is not None and source.site != target.site:
             per_token = self.world.workers[target.worker].up.kv_bytes_per_token
-            nbytes = (prompt + target.cover) * per_token
+            hits = self.prefixes.hits(req.prefix, (target.worker,))
+            nbytes = (prompt + target.cover - hits.get(target.worker, 0)) * per_token
             link.enqueue((req.name, target.epoch), Transfer(source.worker, nbytes, now))
 
     def stop_leg(self, req: Request, leg: Leg) -> None:

@@ -247,6 +247,19 @@ def test_a_restarted_worker_has_lost_its_legs_and_its_cache(make_rig: MakeRig) -
     assert not rig.machine.ctx.world.workers["m0"].draining
 
 
+def test_only_what_main_lacks_is_under_way(rig: MachineRig) -> None:
+    rig.to_phase(Phase.MAIN)
+    rig.link(1e6)
+    link = rig.machine.ctx.world.link("hami", "shenzhen")
+    assert link is not None
+    for name, salt, known in (("again", "", 16), ("a stranger's", "salted", 0)):
+        rig.arrive(name, cache_salt=salt)
+        main = rig.req.main
+        assert main is not None
+        per_token = rig.machine.ctx.world.workers[main.worker].up.kv_bytes_per_token
+        assert link.queued[name, main.epoch].nbytes == (len(PROMPT) - known) * per_token
+
+
 def test_who_brings_the_last_token_has_the_answer_too(rig: MachineRig) -> None:
     rig.arrive(limit=28)
     rig.run(PREFILL, 0, 10)
