@@ -19,6 +19,7 @@ from transport.stream.sender import Sender
 WINDOW = 1500  # coded bytes: about three pieces of a test's stream
 RESUME_S = 10.0
 SESSION = b"s" * 16
+LENGTHS = range(6, 14)  # where a preamble has those of head and body
 PIECE_BYTES = 2000  # more than any piece is, coded
 
 
@@ -122,6 +123,11 @@ class World:
             self.written.add((data.stream, data.key))
             line.there.append(wire_bytes(data))
 
+    def send_on(self, at: int = 0) -> None:
+        """A piece of one stream is coded and one goes on a line."""
+        self.push(at // 4)
+        self.write(at)
+
     def hear(self, at: int = 0) -> None:
         """The sender reads what comes next on a line: a frame, or a part of one."""
         line = self._line(at, "sender")
@@ -209,14 +215,19 @@ class World:
             self.lose(line, "sender" if line.up["sender"] else "receiver", "cut")
 
     def flip(self, at: int = 0) -> None:
-        """One bit of what comes next on some line."""
+        """One bit of the frame that comes next on some line, but not of its lengths.
+
+        A head or a body that seems longer than it is is waited for, until the silence is noticed.
+        """
         if self.lines:
             line = self.lines[at % len(self.lines)]
             way = line.there if at % 3 else line.back
-            if way:
+            if way and way[0].startswith(framing.MAGIC):
                 raw = bytearray(way[0])
-                raw[at * 7 % len(raw)] ^= 1 << (at % 8)
-                way[0] = bytes(raw)
+                where = at * 7 % len(raw)
+                if where not in LENGTHS:
+                    raw[where] ^= 1 << (at % 8)
+                    way[0] = bytes(raw)
 
     def repeat(self, at: int = 0) -> None:
         """The last piece or acknowledgement on some line comes twice."""

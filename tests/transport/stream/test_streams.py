@@ -1,6 +1,7 @@
 """Sender and receiver, alone and against each other: nothing twice, nothing lost, always an end."""
 
 import dataclasses
+import random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.transport.kv_helpers import make_offer, make_slice
 from tests.transport.stream.stream_world import RESUME_S, SESSION, WINDOW, World
-from transport.base import SliceKey, StreamId
+from transport.base import Offer, SliceKey, StreamId
 from transport.codecs.table import encode_slice
 from transport.stream import frames
 from transport.stream.outgoing import Phase
@@ -25,23 +26,12 @@ FIRST = SliceKey(0, "k", 0, 16)
 slow_is_fine = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@given(
-    ACTIONS,
-    st.sampled_from([0, 16, 24, 64, None]),
-    st.integers(1, 4),
-    st.sampled_from([(), ("a",), ("a", "b")]),
-    st.sampled_from([600, WINDOW, 1 << 20]),
-)
-@settings(slow_is_fine, max_examples=150)
-def test_every_slice_arrives_once_and_intact(actions, have, connections, early, window):
-    offers = [make_offer("a"), make_offer("b", stop=40), make_offer("c", start=8, stop=24)]
-    world = World(offers, have=have, window=window, connections=connections, early=early)
-    accidents = 0
-    for action, at in actions:
-        accidents += action in ACCIDENTS
-        if action not in ACCIDENTS or accidents <= MAX_BREAKS:
-            getattr(world, action)(at)
-            world.check()
+def offers() -> list[Offer]:
+    return [make_offer("a"), make_offer("b", stop=40), make_offer("c", start=8, stop=24)]
+
+
+def check_all_arrived(world: World) -> None:
+    """With few accidents everything does, and nobody has to lose patience."""
     world.settle()
     for out in world.outs:
         assert out.phase is Phase.DONE, out.reason
@@ -53,19 +43,11 @@ def test_every_slice_arrives_once_and_intact(actions, have, connections, early, 
     assert world.receiver.next_deadline() is None
     assert world.sender.estimate(None).queue_bytes == 0
     assert world.sender._goodput.flying == 0
-    assert world.now < RESUME_S  # nobody had to lose patience
+    assert world.now < RESUME_S
 
 
-@given(ACTIONS, st.sampled_from([0, 24, None]), st.integers(1, 3), st.sampled_from([(), ("a",)]))
-@settings(slow_is_fine, max_examples=100)
-def test_whatever_happens_ends_and_is_named(actions, have, connections, early):
-    """Any number of accidents; then nobody is there any more."""
-    world = World(
-        [make_offer("a"), make_offer("b", stop=40)], have=have, connections=connections, early=early
-    )
-    for action, at in actions:
-        getattr(world, action)(at)
-        world.check()
+def check_all_ended(world: World) -> None:
+    """Nobody is there any more: each stream ends at both ends, and says why."""
     for line in list(world.lines):
         for end in ("sender", "receiver"):
             if line.up[end]:
@@ -88,6 +70,91 @@ def test_whatever_happens_ends_and_is_named(actions, have, connections, early):
         if out.phase is Phase.DONE:
             world.sink.check(out.offer)
         assert not (out.stream in world.sink.completions and out.stream in world.sink.breaks)
+
+
+@given(
+    ACTIONS,
+    st.sampled_from([0, 16, 24, 64, None]),
+    st.integers(1, 4),
+    st.sampled_from([(), ("a",), ("a", "b")]),
+    st.sampled_from([600, WINDOW, 1 << 20]),
+)
+@settings(slow_is_fine, max_examples=60)
+def test_every_slice_arrives_once_and_intact(actions, have, connections, early, window):
+    world = World(offers(), have=have, window=window, connections=connections, early=early)
+    accidents = 0
+    for action, at in actions:
+        accidents += action in ACCIDENTS
+        if action not in ACCIDENTS or accidents <= MAX_BREAKS:
+            getattr(world, action)(at)
+            world.check()
+    check_all_arrived(world)
+
+
+@given(ACTIONS, st.sampled_from([0, 24, None]), st.integers(1, 3), st.sampled_from([(), ("a",)]))
+@settings(slow_is_fine, max_examples=60)
+def test_whatever_happens_ends_and_is_named(actions, have, connections, early):
+    world = World(offers(), have=have, connections=connections, early=early)
+    for action, at in actions:
+        getattr(world, action)(at)
+        world.check()
+    check_all_ended(world)
+
+
+# Deeper than drawn lists go: most of what happens carries something forward.
+USUAL = {
+    "send_on": 6,
+    "write": 4,
+    "arrive": 10,
+    "decoded": 5,
+    "answer": 5,
+    "hear": 8,
+    "notice": 0.5,
+    "late": 2,
+    "dial": 2,
+    "start": 0.5,
+    "repeat": 1,
+    "cut": 0.8,
+    "flip": 0.5,
+    "undial": 0.1,
+}
+
+
+def long_life(seed: int, most_accidents: int) -> World:
+    rng = random.Random(seed)
+    early = rng.choice([(), ("a",), ("a", "b", "c")])
+    world = World(
+        offers(),
+        have=rng.choice([0, 0, 0, 24, None]),
+        window=rng.choice([600, WINDOW, 1 << 20]),
+        connections=rng.randrange(1, 5),
+        early=early,
+    )
+    accidents = 0
+    for action in rng.choices(list(USUAL), list(USUAL.values()), k=rng.randrange(50, 400)):
+        accidents += action in ACCIDENTS
+        if action not in ACCIDENTS or accidents <= most_accidents:
+            getattr(world, action)(rng.randrange(60))
+            world.check()
+    return world
+
+
+@pytest.mark.parametrize("seeds", [range(at, at + 50) for at in range(0, 300, 50)], ids=str)
+def test_long_lives_with_few_accidents(seeds: range):
+    for seed in seeds:
+        try:
+            check_all_arrived(long_life(seed, MAX_BREAKS))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+
+
+@pytest.mark.parametrize("seeds", [range(at, at + 50) for at in range(0, 150, 50)], ids=str)
+def test_long_lives_with_any_accidents(seeds: range):
+    for seed in seeds:
+        try:
+            check_all_ended(long_life(seed, 1000))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
 
 
 @pytest.fixture
@@ -665,6 +732,27 @@ def test_a_connection_that_says_nothing_is_named(world: World):
     assert world.sender.silent(99.0) == []  # nothing is under way
     world.sender.open(make_offer("next"), 99.0, token_bytes=1)
     assert world.sender.silent(99.0) == []
+
+
+def test_a_damaged_length_is_noticed_by_the_silence_that_follows(world: World):
+    (out,) = world.outs
+    world.send(3)
+    (line,) = world.lines
+    raw = bytearray(line.there[1])
+    raw[8] ^= 0x40  # a head 16 KiB longer
+    line.there[1] = bytes(raw)
+    world.drain()
+    world.decode()
+    world.step()
+    assert len(out.flying) == 2
+    world.now = 20.0
+    world.sender.expire(20.0)
+    assert world.sender.silent(20.0) == [line]
+    world.lose(line, "sender")
+    world.notice()
+    world.settle()
+    assert out.phase is Phase.DONE
+    world.sink.check(out.offer)
 
 
 def test_nobody_will_do():
