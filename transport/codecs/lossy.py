@@ -8,7 +8,8 @@ attend to, travel as they are; so do infinities and NaNs, which would otherwise 
 with them.
 
 Body: the exact tokens; how many exceptions (u32), their indices (u32) and bits (u16); the groups'
-tops (u16); the integers, as they are or through zstd behind a byte that says whether it paid.
+scales (bfloat16); the integers. With zstd the scales are its own split of them behind their length
+(u32), and the integers come behind a byte that says whether coding them paid.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import numpy as np
 from transport.base import SliceKey
 from transport.codecs import quantise_kernels as kernels
 from transport.codecs.codec import Codec, CodecError, Shape, byte_array, rows_of
-from transport.codecs.exact import pack, unpack
+from transport.codecs.exact import ZSTD, pack, unpack
 from transport.stream.frames import Buffer
 
 FIRST_EXACT = 4
@@ -34,27 +35,29 @@ class _Width:
     quantise: Callable[..., bool]
     restore: Callable[..., None]
     per_byte: int
+    scales: int  # of a group
 
     def bytes_of(self, channels: int) -> int:
         return -(-channels // self.per_byte)
 
 
-_INT8 = _Width(kernels.to_int8, kernels.from_int8, 1)
-_INT4 = _Width(kernels.to_int4, kernels.from_int4, 2)
+_INT8 = _Width(kernels.to_int8, kernels.from_int8, 1, 1)
+_INT4 = _Width(kernels.to_int4, kernels.from_int4, 2, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """How K or V is coded. `group`: values that share a top; None: all of a token's channels."""
+    """How K or V is coded. `group`: values that share a scale; None: all of a token's channels."""
 
     width: _Width
     along_tokens: bool
     group: int | None
 
-    def tops_shape(self, tokens: int, channels: int) -> tuple[int, int]:
+    def scales_shape(self, tokens: int, channels: int) -> Shape:
+        group = self.group_of(channels)
         if self.along_tokens:
-            return -(-tokens // self.group_of(channels)), channels
-        return tokens, -(-channels // self.group_of(channels))
+            return self.width.scales, -(-tokens // group), channels
+        return self.width.scales, tokens, -(-channels // group)
 
     def group_of(self, channels: int) -> int:
         return channels if self.group is None else self.group
@@ -91,19 +94,20 @@ class _Lossy:
         part = self._part(key)
         channels = rows.shape[1]
         group = part.group_of(channels)
-        tops = np.empty(part.tops_shape(len(rows), channels), np.uint16)
+        scales = np.empty(part.scales_shape(len(rows), channels), np.uint16)
         coded = np.empty((len(rows), part.width.bytes_of(channels)), np.uint8)
         exceptions: Buffer = bytes(_U32.itemsize)
-        if not part.width.quantise(rows, group, part.along_tokens, tops, coded):
+        if not part.width.quantise(rows, group, part.along_tokens, scales, coded):
             rows, exceptions = _set_aside(rows)
-            part.width.quantise(rows, group, part.along_tokens, tops, coded)
-        pieces = [head.data, exceptions, tops.reshape(-1).view(np.uint8).data]
+            part.width.quantise(rows, group, part.along_tokens, scales, coded)
         if self.zstd:
+            coded_scales = ZSTD.encode(scales, key)
             smaller, data = pack(coded.reshape(-1))
-            pieces += [bytes([smaller]), data]
+            length = len(coded_scales).to_bytes(4, "little")
+            pieces = [length, coded_scales, bytes([smaller]), data]
         else:
-            pieces.append(coded.reshape(-1).data)
-        return b"".join(pieces)
+            pieces = [scales.reshape(-1).view(np.uint8).data, coded.reshape(-1).data]
+        return b"".join([head.data, exceptions, *pieces])
 
     def decode(self, body: Buffer, key: SliceKey, shape: Shape, dtype: np.dtype) -> np.ndarray:
         data = byte_array(body)
@@ -116,20 +120,37 @@ class _Lossy:
             return np.frombuffer(body, dtype).reshape(shape)
         part = self._part(key)
         indices, values, at = _exceptions(data, at, (tokens - exact) * channels)
-        tops_shape = part.tops_shape(tokens - exact, channels)
-        tops = _tops(data[at : at + 2 * tops_shape[0] * tops_shape[1]], tops_shape)
-        at += tops.nbytes
+        scales, at = self._scales(data, at, key, part.scales_shape(tokens - exact, channels))
         coded = self._integers(data[at:], tokens - exact, part.width.bytes_of(channels))
         bits = np.empty((tokens, channels), np.uint16)
         bits.reshape(-1)[: exact * channels].view(np.uint8)[:] = data[: exact * channels * 2]
         rows = bits[exact:]
-        part.width.restore(coded, part.group_of(channels), part.along_tokens, tops, rows)
+        part.width.restore(coded, part.group_of(channels), part.along_tokens, scales, rows)
         if len(indices):
             rows.reshape(-1)[indices] = values
         return bits.reshape(shape)
 
     def _part(self, key: SliceKey) -> _Part:
         return self.k if key.part == "k" else self.v
+
+    def _scales(
+        self, data: np.ndarray, at: int, key: SliceKey, shape: Shape
+    ) -> tuple[np.ndarray, int]:
+        """Memory of their own, which is aligned, and where the body goes on."""
+        end = at + 2 * shape[0] * shape[1] * shape[2]
+        if self.zstd:
+            end = at + 4 + int.from_bytes(data[at : at + 4].data, "little")
+            at += 4
+        if len(data) < end:
+            raise CodecError(f"scales to byte {end} of {len(data)}")
+        scales = np.empty(shape, np.uint16)
+        if self.zstd:
+            scales[:] = ZSTD.decode(data[at:end].data, key, shape, _U16)
+        else:
+            scales.reshape(-1).view(np.uint8)[:] = data[at:end]
+        if (scales & 0x7FFF).max() >= kernels.INFINITY:
+            raise CodecError("a scale that is not finite")
+        return scales, end
 
     def _integers(self, data: np.ndarray, tokens: int, width: int) -> np.ndarray:
         """[tokens, width] uint8, read-only."""
@@ -174,17 +195,6 @@ def _exceptions(data: np.ndarray, at: int, count: int) -> tuple[np.ndarray, np.n
     if number and indices.max() >= count:
         raise CodecError(f"an exception at {indices.max()} of {count} values")
     return indices, bits, end
-
-
-def _tops(data: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """A copy, for memory of its own is aligned."""
-    if len(data) != 2 * shape[0] * shape[1]:
-        raise CodecError(f"{len(data)} bytes of tops for {shape[0]} x {shape[1]} groups")
-    tops = np.empty(shape, np.uint16)
-    tops.reshape(-1).view(np.uint8)[:] = data
-    if tops.max() >= kernels.INFINITY:
-        raise CodecError("a group whose top is not a finite magnitude")
-    return tops
 
 
 INT8 = _Lossy(_K8, _V8, zstd=False).codec()
