@@ -55,15 +55,15 @@ class Reading:
 def run(*, rounds: int = ROUNDS, tell: Callable[[str], None]) -> dict[str, Any]:
     """Every codec over prose, Chinese and code; speeds are of one core, in MB of raw KV."""
     before = machine()
-    tell("reading three texts")
+    tell(f"{DEFAULT_MODEL} reads {PROMPT + CONTINUATION} tokens each of three texts")
     model, readings = _load()
     pieces = [piece for reading in readings for piece in reading.pieces(SENT)][::TIMED]
     larger = [piece for reading in readings for piece in reading.pieces(LARGER)][::TIMED]
     memcpy = _memcpy_mb_per_s(rounds)
     rows, larger_rows = [], []
     for codec in CODECS:
-        tell(codec)
         speed = speed_of(codec, pieces, rounds)
+        tell(f"{codec}: {speed['ratio']:.2f}, {speed['encode_MBps']:.0f} MB/s")
         quality = [quality_of(model, codec, reading) for reading in readings]
         rows.append(
             {

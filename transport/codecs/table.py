@@ -43,7 +43,7 @@ def encode_slice(stream: StreamId, piece: Slice, codec: str) -> Data:
         raise ValueError(f"{piece.key}: {piece.data.dtype}, must be bits as uint8, 16 or 32")
     bits = piece.data
     if not (bits.flags.c_contiguous and bits.flags.aligned and bits.dtype == dtype):
-        bits = np.require(bits, dtype, "CA")
+        bits = np.require(bits, dtype, ["C", "A"])
     name = codec
     if CODECS[name].bfloat16_only and dtype.itemsize != 2:
         name = _ANY_WIDTH
