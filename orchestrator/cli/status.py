@@ -63,10 +63,10 @@ def _link(link: dict[str, Any]) -> str:
     ago, loss = link["measured_s_ago"], link["loss"]
     return "".join(
         (
-            f"{' > '.join(link['between'])}: {rate:g} of {told:g} Mbps",
+            f"{' > '.join(link['between'])}: {round(rate, 2):g} of {told:g} Mbps",
             "" if ago is None else f", measured {ago:.0f} s ago",
             f"; rtt {link['rtt_s'] * 1e3:.1f} ms",
-            "" if loss is None else f", loss {loss:.2%}",
+            "" if loss is None else f", loss {loss * 100:.2g} %",
             f", {link['queue_bytes']} bytes of KV to send",
             "" if link["emulator"] is None else f"\n  emulated; control port {link['emulator']}",
         )

@@ -45,12 +45,11 @@ class Measured(NamedTuple):
     value: float
     at: float
 
-    def weight(self, now: float) -> float:
-        """How much of it is still believed."""
-        age_s = now - self.at
-        if age_s <= FRESH_S:
-            return 1.0
-        return max(0.0, (FORGOTTEN_S - age_s) / (FORGOTTEN_S - FRESH_S))
+    def blended(self, told: float, now: float) -> float:
+        """What is believed now: the older this is, the nearer to what was told."""
+        left = (FORGOTTEN_S - (now - self.at)) / (FORGOTTEN_S - FRESH_S)
+        weight = min(1.0, max(0.0, left))
+        return weight * self.value + (1 - weight) * told
 
 
 @dataclass(slots=True)
@@ -113,9 +112,9 @@ class LinkView:
         sender.load, sender.at = load, now
         for leg in [leg for leg, transfer in sender.untold.items() if transfer.at + TOLD_S <= now]:
             sender.untold_bytes -= sender.untold.pop(leg).nbytes
-        used = load.queue_bytes or before is None or before.sent_bytes != load.sent_bytes
-        if used and load.rtt_s is not None and load.rtt_s > 0:
-            self.seen_rtt = Measured(load.rtt_s, now)
+        rtt_s = load.rtt_s or 0.0
+        if rtt_s > 0 and _credible(load, before, rtt_s <= self.rtt_s(now)):
+            self.seen_rtt = Measured(rtt_s, now)
         self._measure(now)
 
     def forget(self, worker: str) -> None:
@@ -136,14 +135,12 @@ class LinkView:
     def goodput_bytes_per_s(self, now: float) -> float:
         """What the line gives: as measured while that is fresh, else the topology's bandwidth."""
         told, seen = self.told_bytes_per_s, self.seen_goodput
-        if seen is None or seen.value >= told:
-            return told
-        return max(1.0, told + seen.weight(now) * (seen.value - told))
+        return told if seen is None else min(told, max(1.0, seen.blended(told, now)))
 
     def rtt_s(self, now: float) -> float:
         """The round trip: as measured while that is fresh, else the topology's."""
         told, seen = self.told_rtt_s, self.seen_rtt
-        return told if seen is None else told + seen.weight(now) * (seen.value - told)
+        return told if seen is None else seen.blended(told, now)
 
     def wire_bytes(self, raw_bytes: float) -> float:
         """What raw KV probably comes to: as much as lately; before that, the same."""
@@ -190,3 +187,17 @@ class LinkView:
             self._full_since = now
         elif now - self._full_since >= HELD_S:
             self.seen_goodput = Measured(goodput, now)
+
+
+def _credible(load: LinkLoad, before: LinkLoad | None, short: bool) -> bool:
+    """Whether a reported round trip says how long the way is now.
+
+    None is shorter than the way, so a `short` one is taken while the link is used. A long one may
+    have waited behind our own KV, or for a busy processor: it is taken when it is new and nothing
+    was waiting.
+    """
+    if short:
+        return bool(load.queue_bytes or before is None or before.sent_bytes != load.sent_bytes)
+    if before is None or before.queue_bytes or load.queue_bytes:
+        return False
+    return before.rtt_s != load.rtt_s

@@ -30,7 +30,7 @@ class _Sending:
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """What is sent to one address at another site, and the bytes of streams that have ended."""
+    """What is sent to one address, and the bytes of streams that have ended."""
 
     site: str
     sending: list[_Sending] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Exporter:
         self._waking = False
         self._tasks: dict[StreamId, asyncio.Task[None]] = {}
         self._news: dict[StreamId, asyncio.Event] = {}
-        self._peers: dict[str, _Peer] = {}  # by address, those at other sites
+        self._peers: dict[str, _Peer] = {}  # by address
         engine.on_kv = self._on_kv
 
     # ------------------------------------------------------------ the engine's thread
@@ -126,7 +126,7 @@ class Exporter:
             task.cancel()
 
     def outflows(self) -> list[Outflow]:
-        """What goes, or went, to each peer at another site."""
+        """What goes, or went, to each peer."""
         return [
             peer.outflow(self._client.estimate(address)) for address, peer in self._peers.items()
         ]
@@ -154,7 +154,7 @@ class Exporter:
         address, _, site = order.address.partition("@")
         token_bytes = self._engine.info.kv_bytes_per_token
         sending = _Sending((order.stop - order.start) * token_bytes)
-        peer = self._peers.setdefault(address, _Peer(site)) if site else _Peer(site)
+        peer = self._peers.setdefault(address, _Peer(site))
         peer.sending.append(sending)
         try:
             sending.out = out = await self._client.open(

@@ -221,7 +221,8 @@ class WorkerServer:
         self._thread.look(lambda worker, now: worker.gateway_seen(gateway, now))
 
     def _load(self) -> Load:
-        return dataclasses.replace(self._thread.load, links=link_loads(self._exporter.outflows()))
+        away = (o for o in self._exporter.outflows() if o.site != self._config.site)
+        return dataclasses.replace(self._thread.load, links=link_loads(away))
 
     # ------------------------------------------------------------ what the core asks
 

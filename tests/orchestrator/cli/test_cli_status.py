@@ -107,7 +107,7 @@ def test_a_ready_service(pdd: Any) -> None:
         assert cell in done.stdout
     assert "control port 127.0.0.1:40123" in done.stdout
     shown = " ".join(done.stdout.split())
-    assert "hami > shenzhen: 9 of 10 Mbps, measured 3 s ago; rtt 50.0 ms, loss 0.01%" in shown
+    assert "hami > shenzhen: 9 of 10 Mbps, measured 3 s ago; rtt 50.0 ms, loss 0.012 %" in shown
     assert ", 7 bytes of KV to send emulated" in shown
     assert "shenzhen > kashgar: 20000 of 20000 Mbps; rtt 80.0 ms, 0 bytes of KV to send" in shown
 

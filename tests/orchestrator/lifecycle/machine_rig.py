@@ -28,6 +28,7 @@ from workers.api.messages import (
     Feed,
     KVFailed,
     Landed,
+    LinkLoad,
     Load,
     Pause,
     Paused,
@@ -237,7 +238,9 @@ class MachineRig:
             return self.tell(Heard(worker=worker, message=message))
         return self.say(epoch, message)
 
-    def load(self, worker: str, *, step_s: float | None = None) -> list[Action]:
+    def load(
+        self, worker: str, *, step_s: float | None = None, links: tuple[LinkLoad, ...] = ()
+    ) -> list[Action]:
         message = Load(
             worker=worker,
             running=0,
@@ -247,6 +250,7 @@ class MachineRig:
             kv_held_tokens=0,
             step_s=step_s,
             prefill_tokens_per_s=200.0,
+            links=links,
         )
         return self.hear(worker, message)
 

@@ -20,7 +20,7 @@ from orchestrator.state.events import (
 )
 from tests.orchestrator.lifecycle.machine_rig import SPARES, M, MachineRig, P, R, worker_up
 from workers.api.history import EMPTY_HISTORY, extend_history
-from workers.api.messages import KVFailed, KVStats, Landed, Paused, Refused, TokenRun
+from workers.api.messages import KVFailed, KVStats, Landed, LinkLoad, Paused, Refused, TokenRun
 
 DEADLINES = Deadlines(
     queue=7.0, prefill=11.0, kv=9.0, first_token=3.0, silence=5.0, resync=0.5, cut=2.0, request=40.0
@@ -237,7 +237,18 @@ class Scribbler:
         )
 
     def load(self, ch: Choices) -> None:
-        self.rig.load(self.worker(ch.a), step_s=(None, 0.0, 0.01, 0.3)[ch.b % 4])
+        seen = LinkLoad(
+            site=("hami", "shenzhen", "nowhere")[ch.b % 3],
+            goodput_bytes_per_s=(None, 0.0, -1.0, 1e-9, 5e4, 1e12)[ch.c % 6],
+            rtt_s=(None, 0.0, 0.01, 100.0)[ch.b % 4],
+            loss=(None, 0.0, 1.0)[ch.c % 3],
+            queue_bytes=(0, 1, 10**12)[ch.a % 3],
+            uncoded_bytes=(0, 10**12)[ch.a % 2],
+            sent_bytes=ch.c % 5,
+            resent_bytes=0,
+        )
+        step_s = (None, 0.0, 0.01, 0.3)[ch.b % 4]
+        self.rig.load(self.worker(ch.a), step_s=step_s, links=(seen,))
 
     def tick(self, ch: Choices) -> None:
         if self.rig.machine.next_deadline() is not None:

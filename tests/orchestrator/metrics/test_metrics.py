@@ -180,7 +180,7 @@ def link_load(**fields) -> LinkLoad:
     known = {
         "site": "shenzhen",
         "goodput_bytes_per_s": 2e5,
-        "rtt_s": 0.06,
+        "rtt_s": 0.04,
         "loss": 0.01,
         "queue_bytes": 300_000,
         "uncoded_bytes": 5,
@@ -202,7 +202,7 @@ def test_links_show_what_was_measured_and_nothing_else(metrics, value):
     for world.now in (10.0, 11.0):
         link.report("p0", link_load(), world.now)
     assert value("pdd_link_goodput_bytes_per_second", **ends) == 2e5
-    assert value("pdd_link_rtt_seconds", **ends) == 0.06
+    assert value("pdd_link_rtt_seconds", **ends) == 0.04
     assert value("pdd_link_loss_ratio", **ends) == 0.01
     assert value("pdd_link_queue_bytes", **ends) == 300_005
     assert value("pdd_link_rtt_seconds", **{"from": "shenzhen", "to": "hami"}) is None

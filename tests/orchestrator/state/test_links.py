@@ -21,7 +21,7 @@ TOLD = 1e6  # bytes/s
 FULL_LINE = LinkLoad(
     site="shenzhen",
     goodput_bytes_per_s=2e5,
-    rtt_s=0.08,
+    rtt_s=0.04,
     loss=0.01,
     queue_bytes=400_000,
     uncoded_bytes=0,
@@ -52,7 +52,7 @@ def test_a_full_line_is_believed_while_it_is_fresh() -> None:
     link = seen(100.0)
     for now in (100.0, 100.0 + FRESH_S):
         assert link.goodput_bytes_per_s(now) == pytest.approx(2e5)
-        assert link.rtt_s(now) == pytest.approx(0.08)
+        assert link.rtt_s(now) == pytest.approx(0.04)
     assert link.loss == pytest.approx(0.01)
 
 
@@ -60,7 +60,7 @@ def test_what_is_not_measured_any_more_is_believed_less_and_less() -> None:
     link = seen(100.0)
     half = 100.0 + (FRESH_S + FORGOTTEN_S) / 2
     assert link.goodput_bytes_per_s(half) == pytest.approx((2e5 + TOLD) / 2)
-    assert link.rtt_s(half) == pytest.approx(0.065)
+    assert link.rtt_s(half) == pytest.approx(0.045)
     for now in (100.0 + FORGOTTEN_S, 1e6):
         assert (link.goodput_bytes_per_s(now), link.rtt_s(now)) == (TOLD, 0.05)
 
@@ -69,7 +69,7 @@ def test_what_is_not_measured_any_more_is_believed_less_and_less() -> None:
     "changes",
     [
         {"queue_bytes": 0},
-        {"queue_bytes": 15_000},  # less than two round trips of 80 ms at 2e5 bytes/s hold
+        {"queue_bytes": 15_000},  # less than two round trips of 40 ms at 2e5 bytes/s hold
         {"goodput_bytes_per_s": None},
         {"goodput_bytes_per_s": 0.0},
         {"goodput_bytes_per_s": -5.0},
@@ -105,7 +105,7 @@ def test_workers_that_send_at_once_share_the_line() -> None:
     link = new_link()
     for when in (99.0, 100.0):
         link.report("p0", FULL_LINE, when)
-        link.report("p1", replace(FULL_LINE, goodput_bytes_per_s=3e5, rtt_s=0.07), when + 0.1)
+        link.report("p1", replace(FULL_LINE, goodput_bytes_per_s=3e5, rtt_s=0.03), when + 0.1)
         link.report("p2", replace(FULL_LINE, queue_bytes=0), when + 0.2)  # does not send
     assert link.goodput_bytes_per_s(100.2) == pytest.approx(5e5)
     assert link.waiting_bytes(100.2) == 800_000
@@ -118,7 +118,23 @@ def test_a_round_trip_is_only_as_new_as_its_use() -> None:
         link.report("p0", replace(FULL_LINE, queue_bytes=0), float(when))
     assert link.rtt_s(100.0 + FORGOTTEN_S) == 0.05
     link.report("p0", replace(FULL_LINE, queue_bytes=0, sent_bytes=1_000_001), 161.0)
-    assert link.rtt_s(161.0) == pytest.approx(0.08)
+    assert link.rtt_s(161.0) == pytest.approx(0.04)
+
+
+def test_a_longer_round_trip_is_believed_when_nothing_was_in_its_way() -> None:
+    """Behind our own KV each of them is long."""
+    idle = replace(FULL_LINE, queue_bytes=0)
+    link = seen(100.0, rtt_s=0.3)
+    assert link.rtt_s(100.0) == 0.05
+    link.report("p0", replace(idle, rtt_s=0.2), 101.0)
+    assert link.rtt_s(101.0) == 0.05, "KV was under way a second ago"
+    for when in (102.0, 103.0):
+        link.report("p0", replace(idle, rtt_s=0.2, sent_bytes=2_000_000), when)
+        assert link.rtt_s(when) == 0.05, "it is still the one from then"
+    link.report("p0", replace(idle, rtt_s=0.09), 104.0)
+    assert link.rtt_s(104.0) == pytest.approx(0.09)
+    link.report("p0", replace(FULL_LINE, rtt_s=0.06), 105.0)
+    assert link.rtt_s(105.0) == pytest.approx(0.06), "the way is not longer than that"
 
 
 # ---------------------------------------------------------------- the queue
@@ -195,4 +211,36 @@ def test_the_books_always_add_up(steps: list[tuple[str, LegId, str, int, float]]
         assert link.waiting_bytes(now + REPORTS_S + 0.1) == promised
     for leg in list(link.queued):
         link.unqueue(leg)
+    assert link.waiting_bytes(now) == 0
+
+
+RATES = st.none() | st.floats(-1e12, 1e12)
+LOADS = st.builds(
+    LinkLoad,
+    site=st.just("shenzhen"),
+    goodput_bytes_per_s=RATES,
+    rtt_s=RATES,
+    loss=st.none() | st.floats(0, 1),
+    queue_bytes=st.integers(0, 10**15),
+    uncoded_bytes=st.integers(0, 10**15),
+    sent_bytes=st.integers(0, 3),
+    resent_bytes=st.integers(0, 3),
+)
+
+
+@given(
+    reports=st.lists(st.tuples(st.sampled_from(["p0", "p1"]), LOADS, st.floats(0, 30)), max_size=12)
+)
+def test_whatever_senders_say_the_route_stays_open(
+    reports: list[tuple[str, LinkLoad, float]],
+) -> None:
+    link, now = new_link(), 0.0
+    for worker, load, later in reports:
+        now += later
+        link.report(worker, load, now)
+        assert 1.0 <= link.goodput_bytes_per_s(now) <= TOLD
+        assert link.rtt_s(now) > 0
+    now += FORGOTTEN_S + 1.0
+    assert link.goodput_bytes_per_s(now) == TOLD
+    assert link.rtt_s(now) == 0.05
     assert link.waiting_bytes(now) == 0
