@@ -1,8 +1,12 @@
 """Mistakes of the machines that were found by others than their own tests."""
 
-from tests.transport.kv_helpers import make_offer
+from tests.transport.kv_helpers import make_offer, make_slice, token_bytes
 from tests.transport.stream.stream_world import World
+from transport.base import SliceKey
+from transport.codecs.table import encode_slice
+from transport.stream.frames import Accept, Ack
 from transport.stream.outgoing import Phase
+from transport.stream.sender import Sender
 
 
 def test_early_pieces_whose_leg_does_not_start_leave_credit_for_others():
@@ -26,3 +30,23 @@ def test_early_pieces_whose_leg_does_not_start_leave_credit_for_others():
         world.drain_back()
     assert other.phase is Phase.DONE
     assert late.phase is Phase.OFFERED
+
+
+def test_an_answer_to_an_earlier_attempt_is_left_alone():
+    """It was given before pieces were stored that are acknowledged since: none of them is lost."""
+    offer = make_offer()
+    sender = Sender(connections=2, resume_s=10.0)
+    out = sender.open(offer, 0.0, token_bytes=token_bytes(), early=True)
+    for conn in ("a", "b"):
+        sender.connected(conn, 1 << 20, None, 0.0)
+    first = out.attempt
+    key = SliceKey(0, "k", 0, 16)
+    sender.push(encode_slice(out.stream, make_slice(*key), "raw"))
+    assert sender.next_data("b", 0.1) is not None
+    sender.handle("b", Ack(out.stream, (key,)), 0.2)
+    sender.disconnected("b", "cut", 0.3)
+    assert out.attempt > first
+    sender.handle("a", Accept(out.stream, first, 0), 0.4)
+    assert (out.phase, out.awaiting) == (Phase.OFFERED, True)
+    sender.handle("a", Accept(out.stream, out.attempt, 0, (key,)), 0.5)
+    assert (out.phase, out.awaiting) == (Phase.OPEN, False)
