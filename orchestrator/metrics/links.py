@@ -14,7 +14,8 @@ LABELS = ("from", "to")
 class LinkGauges:
     """A collector over the core's links, one direction each. What was never measured is left out.
 
-    Goodput and round trip are what was measured last; the router believes them less and less.
+    Goodput and round trip are those that were measured last; `state.links` says how far the router
+    believes them.
     """
 
     def __init__(self, world: World) -> None:
@@ -31,8 +32,8 @@ class LinkGauges:
         for ends, link in sorted(self._world.links.items()):
             if link.seen_goodput is not None:
                 goodput.add_metric(ends, link.seen_goodput.value)
-            if link.seen_rtt is not None:
-                rtt.add_metric(ends, link.seen_rtt.value)
+            if link.reported_rtt_s is not None:
+                rtt.add_metric(ends, link.reported_rtt_s)
             if link.loss is not None:
                 loss.add_metric(ends, link.loss)
             queue.add_metric(ends, link.waiting_bytes(self._world.now))

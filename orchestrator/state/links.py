@@ -170,6 +170,13 @@ class LinkView:
         sent = sum(nbytes for _, nbytes in known)
         return sum(loss * nbytes for loss, nbytes in known) / sent if sent else None
 
+    @property
+    def reported_rtt_s(self) -> float | None:
+        """The shortest round trip that a sender reports, believed or not."""
+        loads = (sender.load for sender in self._senders.values())
+        rtts = (load.rtt_s for load in loads if load is not None)
+        return min((rtt_s for rtt_s in rtts if rtt_s is not None), default=None)
+
     # ------------------------------------------------------------ inside
 
     def _measure(self, now: float) -> None:

@@ -205,6 +205,9 @@ def test_links_show_what_was_measured_and_nothing_else(metrics, value):
     assert value("pdd_link_rtt_seconds", **ends) == 0.04
     assert value("pdd_link_loss_ratio", **ends) == 0.01
     assert value("pdd_link_queue_bytes", **ends) == 300_005
+    link.report("p1", link_load(rtt_s=0.03, queue_bytes=0), 11.0)
+    link.report("p2", link_load(rtt_s=None, queue_bytes=0), 11.0)
+    assert value("pdd_link_rtt_seconds", **ends) == 0.03
     assert value("pdd_link_rtt_seconds", **{"from": "shenzhen", "to": "hami"}) is None
 
 
