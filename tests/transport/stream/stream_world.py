@@ -290,6 +290,9 @@ class World:
             self.answer()
             self.drain_back()
             self.check()
+            # All that was under way has come and was answered, where the line still stands.
+            flights = [flight for out in self.outs for flight in out.flying.values()]
+            assert not [f for f in flights if f.conn.up["receiver"]], flights
             if all(out.ended for out in self.outs) and not any(line.there for line in self.lines):
                 return
         raise AssertionError([(out.phase, out.reason, self.now) for out in self.outs])

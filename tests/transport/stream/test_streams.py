@@ -131,7 +131,9 @@ def long_life(seed: int, most_accidents: int) -> World:
         early=early,
     )
     accidents = 0
-    for action in rng.choices(list(USUAL), list(USUAL.values()), k=rng.randrange(50, 400)):
+    # In each life other things are slow, or seldom happen.
+    weights = [weight * rng.choice([0.05, 0.3, 1, 1, 3]) for weight in USUAL.values()]
+    for action in rng.choices(list(USUAL), weights, k=rng.randrange(50, 400)):
         accidents += action in ACCIDENTS
         if action not in ACCIDENTS or accidents <= most_accidents:
             getattr(world, action)(rng.randrange(60))
@@ -139,7 +141,7 @@ def long_life(seed: int, most_accidents: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("seeds", [range(at, at + 50) for at in range(0, 300, 50)], ids=str)
+@pytest.mark.parametrize("seeds", [range(at, at + 50) for at in range(0, 200, 50)], ids=str)
 def test_long_lives_with_few_accidents(seeds: range):
     for seed in seeds:
         try:
@@ -148,7 +150,7 @@ def test_long_lives_with_few_accidents(seeds: range):
             raise AssertionError(f"seed {seed}") from error
 
 
-@pytest.mark.parametrize("seeds", [range(at, at + 50) for at in range(0, 150, 50)], ids=str)
+@pytest.mark.parametrize("seeds", [range(at, at + 50) for at in range(0, 100, 50)], ids=str)
 def test_long_lives_with_any_accidents(seeds: range):
     for seed in seeds:
         try:
