@@ -8,7 +8,7 @@ from dataclasses import dataclass
 LOSSLESS = "lossless"  # the fastest that keeps every bit
 LOSSY = "lossy"  # the fastest of all
 
-_UNMEASURED = "huffman"  # of a line not measured yet: exact, and one core fills 5 Gbps with it
+_UNMEASURED = "huffman"  # of a line not measured yet: exact, and one core fills 3 Gbps with it
 _LEAST_CORES = 0.1  # a sender that is busy still sends
 _WORTH_LOSS = 1.05  # so much faster something lossy must be
 
@@ -23,16 +23,16 @@ class Speed:
     decode_bytes_per_s: float
 
 
-# Measured with `pdd bench codec` on one core of an AMD EPYC (Zen 3), in the order of fidelity. A
-# machine twice as fast would move the points where one codec overtakes another, not their order.
+# What `pdd bench codec` measures, pieces of 256 tokens, one core of an AMD EPYC (Zen 3) that others
+# used too: an idle one is up to twice as fast. In the order of fidelity, which decides ties.
 SPEEDS = {
-    "raw": Speed(True, 1.00, 3700e6, 13500e6),
-    "huffman": Speed(True, 1.51, 850e6, 1600e6),
-    "zstd": Speed(True, 1.45, 320e6, 770e6),
-    "int8": Speed(False, 1.97, 2600e6, 5000e6),
-    "int8+zstd": Speed(False, 2.10, 450e6, 750e6),
-    "k8v4": Speed(False, 2.58, 2000e6, 2500e6),
-    "int4": Speed(False, 4.10, 450e6, 800e6),
+    "raw": Speed(True, 1.00, 5400e6, 23000e6),
+    "huffman": Speed(True, 1.50, 680e6, 1350e6),
+    "zstd": Speed(True, 1.46, 220e6, 830e6),
+    "int8": Speed(False, 1.97, 1840e6, 2730e6),
+    "int8+zstd": Speed(False, 2.10, 540e6, 620e6),
+    "k8v4": Speed(False, 2.53, 1180e6, 1590e6),
+    "int4": Speed(False, 3.83, 510e6, 670e6),
 }
 POLICIES = (LOSSLESS, LOSSY, *SPEEDS)
 
