@@ -56,7 +56,7 @@ def run(*, rounds: int = ROUNDS, tell: Callable[[str], None]) -> dict[str, Any]:
     """Every codec over prose, Chinese and code; speeds are of one core, in MB of raw KV."""
     before = machine()
     tell(f"{DEFAULT_MODEL} reads {PROMPT + CONTINUATION} tokens each of three texts")
-    model, readings = _load()
+    model, readings = load()
     pieces = [piece for reading in readings for piece in reading.pieces(SENT)][::TIMED]
     larger = [piece for reading in readings for piece in reading.pieces(LARGER)][::TIMED]
     memcpy = _memcpy_mb_per_s(rounds)
@@ -152,7 +152,7 @@ def _memcpy_mb_per_s(rounds: int) -> float:
     return _COPIED_BYTES / median(took) / 1e6
 
 
-def _load() -> tuple[PreTrainedModel, list[Reading]]:
+def load() -> tuple[PreTrainedModel, list[Reading]]:
     path = resolve_model(DEFAULT_MODEL)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.codec import _read
-from benchmarks.texts import texts
+from benchmarks.codec import load
 
 
 def main(path: Path) -> None:
     """[layers, 2, tokens, heads, size] uint16: the bits of three texts, one after the other."""
-    _, readings = _read(texts())
+    _, readings = load()
     np.save(path, np.concatenate([reading.kv for reading in readings], axis=2))
 
 

@@ -27,7 +27,7 @@ from orchestrator.membership.reports import WorkerState
 from orchestrator.topology.schema import Topology
 from transport.emulator.control import LineControl, LineError, start_emulator
 from transport.tls import refusal
-from workers.service.config import SECRET_ENV, Simulated, WorkerConfig
+from workers.service.config import SECRET_ENV, Line, Simulated, WorkerConfig
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
@@ -51,8 +51,11 @@ class LaunchFailed(Exception):
 def worker_configs(topology: Topology, site: str, model: str) -> tuple[WorkerConfig, ...]:
     """The workers of a site's pools. Their ports are 0: the agent chooses them."""
     deadlines, tls = topology.policy.deadlines, topology.security.tls
-    rates = {
-        next(end for end in link.between if end != site): link.rate_bytes_per_s
+    # On a real line BBR finds the rate; an emulated one is behind loopback, which TCP fills.
+    lines = {
+        next(end for end in link.between if end != site): Line(
+            rate_bytes_per_s=link.rate_bytes_per_s, rtt_s=2 * link.delay_s, paced=link.emulate
+        )
         for link in topology.links
         if site in link.between
     }
@@ -82,7 +85,7 @@ def worker_configs(topology: Topology, site: str, model: str) -> tuple[WorkerCon
                     kv_port=0,
                     hold_s=deadlines.hold_s,
                     lease_s=deadlines.lease_s,
-                    link_rates=rates,
+                    lines=lines,
                     tls=None if tls is None else tls.files(site),
                     sites=tuple(topology.sites),
                 )

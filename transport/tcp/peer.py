@@ -46,14 +46,16 @@ class Identity:
 class Route:
     """How to reach one peer, "host:port".
 
-    `hostname` is the name its certificate must carry; with `rate_bytes_per_s` all that goes there
-    stays just below it; with `rtt_s` as well, buffers are sized to their product.
+    `hostname` is the name its certificate must carry. `rate_bytes_per_s` and `rtt_s` are what the
+    line is said to have: buffers are sized to their product, and when `paced` all that goes there
+    stays just below the rate.
     """
 
     address: str
     hostname: str | None = None
     rate_bytes_per_s: float | None = None
     rtt_s: float | None = None
+    paced: bool = False
 
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")
@@ -77,7 +79,7 @@ class Peer:
         self.sender = Sender(connections=connections, resume_s=resume_s)
         self.pacer = Pacer()
         self.session = secrets.token_bytes(16)
-        if route.rate_bytes_per_s is not None:
+        if route.paced and route.rate_bytes_per_s is not None:
             self.pacer.rate_bytes_per_s = _PACE * route.rate_bytes_per_s
         self._heard = heard
         self._lines: dict[_Line, asyncio.Task[None]] = {}

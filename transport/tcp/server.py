@@ -15,6 +15,7 @@ from transport.stream.handshake import HandshakeRefused, Listener
 from transport.stream.reader import Arrived
 from transport.stream.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Verdict
 from transport.stream.sender import SILENCE_S
+from transport.tcp import sockets
 from transport.tcp.wire import HANDSHAKE_S, Wire
 
 _THREADS = 2
@@ -28,7 +29,8 @@ class KVServer:
 
     `model` (the fingerprint's canonical text) must be the senders'; `layout` they are told. With
     `tls` only peers whose certificate it knows come as far as the handshake. `sink.put` is called
-    in a thread of this server's, everything else in the event loop's. See `WINDOW_BYTES` and
+    in a thread of this server's, everything else in the event loop's. `buffer` is what a
+    connection's socket should hold each way, None: the kernel decides. See `WINDOW_BYTES` and
     `RESUME_S` for `window_bytes` and `resume_s`.
     """
 
@@ -43,6 +45,7 @@ class KVServer:
         host: str = "127.0.0.1",
         port: int = 0,
         tls: ssl.SSLContext | None = None,
+        buffer: int | None = None,
         resume_s: float = RESUME_S,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
@@ -54,6 +57,7 @@ class KVServer:
         self._host = host
         self._asked_port = port
         self._tls = tls
+        self._buffer = buffer
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv-decode")
         self._listener: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
@@ -79,6 +83,9 @@ class KVServer:
             ssl=self._tls,
             ssl_handshake_timeout=HANDSHAKE_S if self._tls is not None else None,
         )
+        if self._buffer is not None:  # before anyone connects: windows are scaled then
+            for listening in self._listener.sockets:
+                sockets.hold(listening, self._buffer)
 
     async def close(self) -> None:
         """Break every stream and close every connection."""

@@ -42,7 +42,7 @@ def tune(sock: socket.socket, buffer: int | None) -> None:
     with contextlib.suppress(OSError):  # a kernel without it keeps its default
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION.encode())
     if buffer is not None:
-        _hold(sock, buffer)
+        hold(sock, buffer)
 
 
 def congestion(sock: socket.socket) -> str:
@@ -59,8 +59,11 @@ def traffic(sock: socket.socket) -> Traffic | None:
     return Traffic(*_COUNTERS.unpack_from(info, _SENT_AT))
 
 
-def _hold(sock: socket.socket, buffer: int) -> None:
-    """A fixed size stops the kernel from growing the buffer, so it is set only above its most."""
+def hold(sock: socket.socket, buffer: int) -> None:
+    """Let a socket hold `buffer` bytes each way; of a listening one, all that come in by it.
+
+    A fixed size stops the kernel from growing the buffer, so it is set only above its most.
+    """
     for force, most in ((_SO_SNDBUFFORCE, _most("wmem")), (_SO_RCVBUFFORCE, _most("rmem"))):
         if buffer > most:
             with contextlib.suppress(OSError):  # not privileged: the kernel's growth is better

@@ -20,10 +20,19 @@ class Simulated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """The line to another site; `paced`: KV keeps just below its rate, for TCP would not."""
+
+    rate_bytes_per_s: float
+    rtt_s: float
+    paced: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """One worker: its place, its engine's size, its ports and its patience.
 
-    `link_rates` is bytes/s of the line to each other site, for pacing KV; absent: not paced.
+    `lines` are the lines to other sites, by their names.
     With `tls` all ports speak TLS and take connections from `sites` only.
     The deployment's secret is not in here: it comes through the environment (SECRET_ENV).
     """
@@ -46,7 +55,7 @@ class WorkerConfig:
     lease_s: float = 10.0
     drain_s: float = 60.0
     stall_s: float = 30.0  # one step or call longer than this: the engine hangs
-    link_rates: Mapping[str, float] = field(default_factory=dict)
+    lines: Mapping[str, Line] = field(default_factory=dict)
     tls: TlsFiles | None = None
     sites: tuple[str, ...] = ()
 

@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from transport.base import StreamId
-from transport.tcp.client import KVClient
+from transport.tcp.client import CONNECTIONS, KVClient
 from transport.tcp.peer import Route
 from transport.tcp.server import KVServer
+from transport.tcp.sockets import buffer_bytes
 from transport.tls import TlsContexts, site_hostname
 from workers.api.messages import HEARTBEAT_S, DownMessage, Load, Stop
 from workers.engines.base import Engine, SeqId
@@ -96,6 +97,13 @@ class WorkerServer:
             **about,
             host=config.host,
             port=config.kv_port,
+            buffer=max(
+                (
+                    buffer_bytes(line.rate_bytes_per_s, line.rtt_s, CONNECTIONS)
+                    for line in config.lines.values()
+                ),
+                default=None,
+            ),
             tls=None if tls is None else tls.server,
         )
 
@@ -247,10 +255,15 @@ class WorkerServer:
 
     def _route(self, address: str, site: str) -> Route:
         """How KV for a worker of `site` travels."""
+        line = self._config.lines.get(site)
+        if line is None:
+            return Route(address=address, hostname=site_hostname(site))
         return Route(
             address=address,
             hostname=site_hostname(site),
-            rate_bytes_per_s=self._config.link_rates.get(site),
+            rate_bytes_per_s=line.rate_bytes_per_s,
+            rtt_s=line.rtt_s,
+            paced=line.paced,
         )
 
     def _export_done(self, stream: StreamId) -> None:

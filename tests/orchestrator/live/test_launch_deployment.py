@@ -27,7 +27,7 @@ from orchestrator.live.agent import SiteSpec, free_port
 from orchestrator.live.launch import Deployment, LaunchFailed, worker_configs
 from orchestrator.topology.load import load_topology
 from workers.api.messages import Role
-from workers.service.config import SECRET_ENV
+from workers.service.config import SECRET_ENV, Line
 
 ROOT = Path(__file__).parents[3]
 TOPOLOGY = ROOT / "configs/topologies/laptop-simulated.yaml"
@@ -334,7 +334,8 @@ def test_workers_are_configured_as_the_topology_says():
     configs = worker_configs(topology, "hami", "/a/model")
     assert [c.name for c in configs] == WORKERS[:2]
     assert configs[0].roles == (Role.MAIN, Role.PREFILL)
-    assert configs[0].link_rates == {"shenzhen": 1.25e6}
+    line = Line(rate_bytes_per_s=1.25e6, rtt_s=0.05, paced=True)
+    assert configs[0].lines == {"shenzhen": line}
     assert {c.model for c in configs} == {"/a/model"}
     pool = topology.sites["hami"].pools["compute"]
     assert replace(configs[0], http_port=1).kv_tokens == pool.kv_tokens

@@ -113,7 +113,7 @@ class Pair:
     ) -> KVStream:
         """`rate`: of the route, in bytes per second; the first stream's counts."""
         offer = make_offer(request, stop=stop, layers=LAYERS)
-        route = self.route(rate_bytes_per_s=rate)
+        route = self.route(rate_bytes_per_s=rate, paced=True)
         return await self.client.open(route, offer, codec, token_bytes=TOKEN_BYTES, **options)
 
     def check(self, stream: KVStream) -> None:

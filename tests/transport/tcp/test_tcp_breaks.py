@@ -17,7 +17,7 @@ TOKENS = 1024
 async def send_wide(pair: Pair, request: str, step: int, rate: float | None = None) -> tuple:
     """A stream of 8 MiB in pieces of `step` tokens, as they are; what was sent and sent again."""
     offer = make_offer(request, stop=TOKENS, layers=LAYERS)
-    route = pair.route(rate_bytes_per_s=rate)
+    route = pair.route(rate_bytes_per_s=rate, paced=True)
     stream = await pair.client.open(route, offer, "raw", token_bytes=token_bytes(LAYERS, **WIDE))
     for start in range(0, TOKENS, step):
         for layer in range(LAYERS):
