@@ -31,7 +31,7 @@ def test_one_is_noticed_and_one_is_explained(
     assert first["breach"]
     assert (second["seed"], second["breach"]) == (None, None)
     above, below = page.read_text(encoding="utf-8").split("## Not noticed by seeds")
-    assert f"| transport | {NOTICED} | `transport.stream.receiver` | {first['seed']} | " in above
+    assert f"| transport | {NOTICED} | `transport.stream.incoming` | {first['seed']} | " in above
     assert f"| transport | {EXPLAINED} | `transport.stream.sender` | {second['exempt']} |" in below
 
 
