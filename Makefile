@@ -4,6 +4,7 @@ PYTHON   ?= python3.11
 TOPOLOGY ?= configs/topologies/laptop-4000km.yaml
 ARGS     ?=
 SEEDS    ?= 100000
+INPUTS   ?= 1000000
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -49,7 +50,7 @@ faults: venv
 
 # A million inputs for what reads bytes off a line; `make test` tries twenty thousand. Minutes.
 fuzz: venv
-	$(BIN)/python -m tests.transport.stream.fuzz --inputs 1000000
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.transport.stream.fuzz --inputs $(INPUTS)
 
 # Every rule of the core broken once: the tests must notice. Some minutes. (`pdd bench mutants`
 # breaks more rules, and the seeds of `make faults` must notice. Hours.)
