@@ -32,7 +32,7 @@ def run(path: Path, tell: Callable[[str], None]) -> list[dict[str, Any]]:
         arguments = (address, path, most, CONNECTIONS)
         with Talker(lab.near, "benchmarks.link.sending", *arguments) as near:
             near.hear("ready")
-            _harmed(near, far, "nothing", SIZE_MIB)  # warm
+            _harmed(near, far, "warm", SIZE_MIB)
             for what, size, harm, damage in (
                 ("nothing", SIZE_MIB, None, None),
                 (f"the line cut for {CUT_S:g} s", SIZE_MIB, lambda: _cut(lab), None),

@@ -39,14 +39,11 @@ async def transfer(
         await stream.send(piece)
     await stream.finish()
     sent, again = stream.sent_bytes
-    estimate = client.estimate(route.address)
     tell(
         request=order["request"],
         began=began,
         sent_bytes=sent,
         resent_bytes=again,
-        goodput_bytes_per_s=estimate.goodput_bytes_per_s if estimate else None,
-        loss=estimate.loss if estimate else None,
         grown_bytes=memory.grown_bytes,
     )
 
