@@ -35,6 +35,16 @@ class Slice:
     positions: np.ndarray
     data: np.ndarray
 
+    def tokens(self, start: int, stop: int) -> "Slice":
+        """The part of it that is tokens [start, stop), in place."""
+        layer, part, first, _ = self.key
+        here = slice(start - first, stop - first)
+        return Slice(
+            key=SliceKey(layer, part, start, stop),
+            positions=self.positions[here],
+            data=self.data[here],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:

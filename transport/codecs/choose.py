@@ -37,8 +37,10 @@ SPEEDS = {
 POLICIES = (LOSSLESS, LOSSY, *SPEEDS)
 
 
-def known_policy(name: str) -> bool:
-    return name in POLICIES
+def check_policy(policy: str) -> None:
+    """Raises ValueError for one that is not in POLICIES."""
+    if policy not in POLICIES:
+        raise ValueError(f"codec {policy!r}: known are {', '.join(POLICIES)}")
 
 
 def choose(policy: str, *, goodput_bytes_per_s: float | None, free_cores: float) -> str:
@@ -48,10 +50,9 @@ def choose(policy: str, *, goodput_bytes_per_s: float | None, free_cores: float)
     while nothing has been measured. `free_cores` are the sender's; the receiver is taken to have
     as many.
     """
+    check_policy(policy)
     if policy in SPEEDS:
         return policy
-    if policy not in POLICIES:
-        raise ValueError(f"codec {policy!r}: known are {', '.join(POLICIES)}")
     if goodput_bytes_per_s is None:
         return _UNMEASURED
     cores = max(free_cores, _LEAST_CORES)

@@ -76,7 +76,7 @@ class Sender:
         self._flying_bytes = 0
         self._opened = 0
         self._changed: dict[StreamId, None] = {}
-        self._waiting: set[StreamId] = set()  # for room that other streams take up
+        self._waiting: dict[StreamId, None] = {}  # for room that other streams take up
         self._untold: deque[Cancel] = deque(maxlen=_MAX_UNTOLD)
         self._goodput = DeliveryRate()
         self._coded = self._raw = 1  # bytes written so far, and what they were before coding
@@ -130,7 +130,7 @@ class Sender:
         idle = (other for other in self.streams.values() if not other.queue)
         if not out.queue and out is self._first(idle, now):
             return True
-        self._waiting.add(out.stream)
+        self._waiting[out.stream] = None
         return False
 
     def push(self, data: Data) -> None:
@@ -164,7 +164,7 @@ class Sender:
         With them come those that were told there was no room because of others.
         """
         if self._changed and self._waiting:
-            self._changed.update(dict.fromkeys(self._waiting))
+            self._changed.update(self._waiting)
             self._waiting.clear()
         moved, self._changed = list(self._changed), {}
         return moved
@@ -254,6 +254,16 @@ class Sender:
             if out is not None:
                 _ROWS[type(frame)](self, out, frame, now)
                 self._changed[out.stream] = None
+
+    @property
+    def queued_pieces(self) -> int:
+        """Pieces that are coded and not yet written."""
+        return sum(len(out.queue) for out in self.streams.values())
+
+    def has_control(self, conn: Conn) -> bool:
+        """Whether `control` would give a frame."""
+        line = self._lines.get(conn)
+        return line is not None and bool(line.control)
 
     def control(self, conn: Conn) -> list[Frame]:
         """What to write on `conn` before any piece."""
@@ -479,7 +489,7 @@ class Sender:
         out.give_up_at = out.stall_at = None
         out.clear()
         self.streams.pop(out.stream, None)
-        self._waiting.discard(out.stream)
+        self._waiting.pop(out.stream, None)
         self._changed[out.stream] = None
 
 

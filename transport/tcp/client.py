@@ -5,8 +5,8 @@ import ssl
 from collections.abc import Callable, Iterator
 from time import monotonic
 
-from transport.base import LinkEstimate, Offer, Slice, SliceKey, StreamId
-from transport.codecs.choose import POLICIES, known_policy
+from transport.base import LinkEstimate, Offer, Slice, StreamId
+from transport.codecs.choose import check_policy
 from transport.stream.frames import Offering, Terms
 from transport.stream.outgoing import Phase
 from transport.stream.sender import CANCELLED, RESUME_S, StreamBroken
@@ -62,8 +62,7 @@ class KVClient:
         StreamBroken with the receiver's reason, and ValueError for an unknown policy, an offer
         that fits no frame, or a stream that is open already.
         """
-        if not known_policy(policy):
-            raise ValueError(f"codec {policy!r}: known are {', '.join(POLICIES)}")
+        check_policy(policy)
         check(Offering(offer, 0))
         if self._closed:
             raise StreamBroken("the sender is closed")
@@ -187,7 +186,7 @@ class KVStream:
             self._out.stream, piece, self._policy, self._peer.goodput_bytes_per_s
         )
         self._peer.sender.push(data)
-        self._peer.settle()
+        self._peer.moved()
 
     def _was_coded(self, task: asyncio.Task[None]) -> None:
         self._coding.release()
@@ -213,13 +212,7 @@ class KVStream:
 
 def _split(piece: Slice, have: int, limit_bytes: int) -> Iterator[Slice]:
     """The part of `piece` from token `have` on, in pieces of at most `limit_bytes` or a token."""
-    layer, part, first, stop = piece.key
+    stop = piece.key.stop
     step = max(1, min(_MAX_PIECE_TOKENS, limit_bytes // max(1, piece.data[:1].nbytes)))
-    for start in range(max(first, have), stop, step):
-        end = min(start + step, stop)
-        here = slice(start - first, end - first)
-        yield Slice(
-            key=SliceKey(layer, part, start, end),
-            positions=piece.positions[here],
-            data=piece.data[here],
-        )
+    for start in range(max(piece.key.start, have), stop, step):
+        yield piece.tokens(start, min(start + step, stop))

@@ -75,9 +75,9 @@ class Coder:
     def _coded(self, stream: StreamId, piece: Slice, codec: str) -> Data:
         began = thread_time()
         data = encode_slice(stream, piece, codec)
-        check(replace(data, body=b""))
         # Here, in a thread: the loop would take it otherwise.
         data = replace(data, body_crc=zlib.crc32(data.body))
+        check(data)
         self._cores.coded(thread_time() - began)
         return data
 

@@ -10,7 +10,17 @@ from time import monotonic
 from typing import Any
 
 from transport.base import LinkEstimate, StreamId
-from transport.stream.frames import Data, Frame, Goodbye, Hello, Proof, Terms, WrongVersion
+from transport.stream.frames import (
+    Ack,
+    Data,
+    Frame,
+    Goodbye,
+    Hello,
+    Pong,
+    Proof,
+    Terms,
+    WrongVersion,
+)
 from transport.stream.framing import encode
 from transport.stream.handshake import Dialler, HandshakeRefused
 from transport.stream.pace import Pacer
@@ -122,21 +132,35 @@ class Peer:
         return self.sender.estimate(repeated / sent if sent else None)
 
     def settle(self) -> None:
-        """After each event: dial, wake the writers, tell who moved, set the one timer."""
+        """After each event: dial, wake the writers, tell who moved, set the one timer.
+
+        After a piece or its acknowledgement `moved` is enough: they only put deadlines off, and a
+        timer that rings too early looks again.
+        """
         now = monotonic()
         if not self._closed:
             for _ in range(self.sender.dials.due(now)):
                 line = _Line(self)
                 self._lines[line] = self._loop.create_task(self._serve(line))
-        for line in self._lines:
-            line.wake.set()
-        self.tell()
+        self.moved()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         due = self.sender.next_deadline()
         if due is not None and not self._closed:
             self._timer = self._loop.call_later(max(0.0, due - now), self._on_timer)
+
+    def moved(self) -> None:
+        """Wake the writers that have something to do, and tell which streams moved."""
+        pieces = self.sender.queued_pieces
+        idle = [line for line in self._lines if line.idle]
+        for line in sorted(idle, key=lambda line: line.written_bytes):
+            if self.sender.has_control(line):
+                line.wake.set()
+            elif pieces:
+                pieces -= 1
+                line.wake.set()
+        self.tell()
 
     def tell(self) -> None:
         """Tell which streams moved."""
@@ -145,8 +169,7 @@ class Peer:
 
     async def close(self) -> None:
         """Break every stream and close every connection."""
-        for out in list(self.sender.streams.values()):
-            self.sender.cancel(out, "the sender is closed")
+        self.sender.fail_all("the sender is closed")
         self.settle()
         self._closed = True
         for _ in range(_FAREWELL_TURNS):  # let the peer hear of it, if it listens
@@ -203,6 +226,8 @@ class _Line:
 
     def __init__(self, peer: Peer) -> None:
         self.wake = asyncio.Event()
+        self.idle = False  # nothing to write, waiting for `wake`
+        self.written_bytes = 0
         self._peer = peer
         identity = peer.identity
         hello = Hello(identity.name, secrets.token_bytes(16), peer.session)
@@ -274,7 +299,10 @@ class _Line:
             self.wire.fail(ConnectionResetError(frame.reason))
         else:
             self._peer.sender.handle(self, frame, monotonic())
-            self._peer.settle()
+            if isinstance(frame, Ack | Pong):
+                self._peer.moved()
+            else:
+                self._peer.settle()
 
     def _greet(self, frame: Frame) -> None:
         handshake = self._handshake
@@ -312,11 +340,14 @@ class _Line:
                 self._control.clear()
             data = sender.next_data(self, monotonic())
             if data is not None:
+                self.written_bytes += len(data.body)
                 self._peer.tell()  # there is room to code more
                 await self._write_piece(data)
                 continue
             self.wake.clear()
+            self.idle = True
             await self.wake.wait()
+            self.idle = False
 
     async def _write_piece(self, data: Data) -> None:
         """One frame, paced if need be; a frame once begun is always written to its end."""

@@ -8,7 +8,7 @@ import ssl
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 
-from transport.base import Sink, Slice, SliceKey, StreamId
+from transport.base import Sink, StreamId
 from transport.codecs.table import decode_slice
 from transport.stream.frames import Data, Frame, FrameError, Goodbye, Terms
 from transport.stream.handshake import HandshakeRefused, Listener
@@ -63,6 +63,7 @@ class KVServer:
         self._connections: set[_Connection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._saying = False
         self._refused: tuple[bytes, str] | None = None
 
     @property
@@ -117,11 +118,12 @@ class KVServer:
         self.settle()
 
     def settle(self) -> None:
-        """After each event: write what there is to say, and set the one timer."""
-        for conn in self.receiver.ready():
-            assert isinstance(conn, _Connection)
-            if conn.wire.has_room:  # else it stays in the receiver, and acknowledgements gather
-                conn.wire.write(*self.receiver.take(conn))
+        """After each event: write what there is to say, and set the one timer.
+
+        After a piece `say` is enough: pieces only put deadlines off, and a timer that rings too
+        early looks again.
+        """
+        self.say()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -132,6 +134,14 @@ class KVServer:
         due = min((t for t in times if t is not None), default=None)
         if due is not None and not self._closed:
             self._timer = self._loop.call_later(max(0.0, due - monotonic()), self._on_timer)
+
+    def say(self) -> None:
+        """Write what there is to say."""
+        self._saying = False
+        for conn in self.receiver.ready():
+            assert isinstance(conn, _Connection)
+            if conn.wire.has_room:  # else it stays in the receiver, and acknowledgements gather
+                conn.wire.write(*self.receiver.take(conn))
 
     def _on_timer(self) -> None:
         now = monotonic()
@@ -167,8 +177,9 @@ class KVServer:
 
         def work() -> None:
             arrived.check()
-            whole = decode_slice(dataclasses.replace(data, body=arrived.body or b""))
-            self._sink.put(data.stream, _from(whole, have))
+            piece = decode_slice(dataclasses.replace(data, body=arrived.body or b""))
+            start, stop = piece.key.start, piece.key.stop
+            self._sink.put(data.stream, piece.tokens(max(start, have), stop))
 
         def back(done: Future[None]) -> None:
             # The loop may be gone by the time a last piece has been put.
@@ -188,7 +199,9 @@ class KVServer:
                 )
                 log.log(level, "KV piece %s of %s: %s", data.key, data.stream, error)
             self.receiver.put(conn, data, nbytes, error, monotonic())
-        self.settle()
+        if not self._saying:  # pieces that were stored together are acknowledged together
+            self._saying = True
+            self._loop.call_soon(self.say)
 
 
 class _Connection:
@@ -231,7 +244,10 @@ class _Connection:
         if isinstance(frame, Data):
             if arrived.body is not None:
                 self._server.decode(self, arrived, frame)
-        elif isinstance(frame, Goodbye):
+            else:
+                self._server.say()
+            return
+        if isinstance(frame, Goodbye):
             self.wire.fail(ConnectionResetError(frame.reason))
         else:
             self._server.receiver.handle(self, frame, self._heard_at)
@@ -263,16 +279,3 @@ class _Connection:
         else:
             log.info("KV connection from %s ended: %s", self._peer, why)
         self._server.left(self)
-
-
-def _from(piece: Slice, have: int) -> Slice:
-    """The part of `piece` from token `have` on."""
-    layer, part, start, stop = piece.key
-    if have <= start:
-        return piece
-    skip = have - start
-    return Slice(
-        key=SliceKey(layer, part, have, stop),
-        positions=piece.positions[skip:],
-        data=piece.data[skip:],
-    )
