@@ -1,5 +1,6 @@
 """What every command's output has in common."""
 
+import sys
 from enum import StrEnum
 from typing import Annotated
 
@@ -22,3 +23,8 @@ FormatOption = Annotated[
 def print_json(value: object) -> None:
     """One JSON document, indented, to standard output; dataclasses and enums included."""
     print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+def tell(line: str) -> None:
+    """One line of what is going on, to standard error."""
+    print(f"  {line}", file=sys.stderr, flush=True)

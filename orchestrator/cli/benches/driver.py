@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import driver as driver_bench
-from orchestrator.cli.output import Format, FormatOption, print_json
+from orchestrator.cli.output import Format, FormatOption, print_json, tell
 
 COLUMNS = {
     "requests": "{:.0f}",
@@ -23,10 +23,7 @@ def driver(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Speed of the replay, and how far it is from taking every decode step by itself."""
-    progress = Console(stderr=True, highlight=False)
-    result = driver_bench.run(
-        requests=requests, seed=seed, tell=lambda line: progress.print(f"  {line}")
-    )
+    result = driver_bench.run(requests=requests, seed=seed, tell=tell)
     if output is Format.JSON:
         print_json(result)
     else:

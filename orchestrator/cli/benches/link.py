@@ -8,7 +8,7 @@ from rich.table import Table
 
 from benchmarks.link import run as link_bench
 from benchmarks.link.processes import BenchFailed
-from orchestrator.cli.output import Format, FormatOption, print_json
+from orchestrator.cli.output import Format, FormatOption, print_json, tell
 from orchestrator.errors import UserError
 from transport.lab.lab import LabError
 
@@ -32,7 +32,6 @@ def link(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """KV over a line between two network namespaces, in Gbps. Needs root; minutes."""
-    progress = Console(stderr=True, highlight=False)
     try:
         result = link_bench.run(
             lines_gbps=tuple(gbps or link_bench.LINES_GBPS),
@@ -42,7 +41,7 @@ def link(
             repeats=repeats,
             with_rivals=rivals,
             with_accidents=accidents,
-            tell=lambda line: progress.print(f"  {line}"),
+            tell=tell,
         )
     except (LabError, BenchFailed) as error:
         raise UserError(str(error)) from error

@@ -1,6 +1,5 @@
 """`pdd bench turns`: what each turn of a conversation costs on the wire."""
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import turns as turns_bench
-from benchmarks.service import ServeFailed
-from orchestrator.cli.main import FAILED
-from orchestrator.cli.output import Format, FormatOption, print_json
+from orchestrator.cli.benches.served import cannot_start_told
+from orchestrator.cli.output import Format, FormatOption, print_json, tell
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.packaged import packaged_topology
 
@@ -34,14 +32,8 @@ def turns(
     """KV on the wire for three turns of a conversation, next to sending everything each time."""
     file = topology or packaged_topology("laptop-simulated")
     load_topology(file)
-    progress = Console(stderr=True, highlight=False)
-    try:
-        result = turns_bench.run(
-            file, route=route.value, tell=lambda line: progress.print(f"  {line}")
-        )
-    except ServeFailed as error:
-        print(f"cannot start: {error}", file=sys.stderr)
-        raise typer.Exit(FAILED) from error
+    with cannot_start_told():
+        result = turns_bench.run(file, route=route.value, tell=tell)
     if output is Format.JSON:
         print_json(result)
     else:

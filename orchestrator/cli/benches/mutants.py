@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from benchmarks.mutants import run as mutants_bench
 from benchmarks.mutants.catalogue import MUTANTS
 from orchestrator.cli.main import FAILED, GOOD
-from orchestrator.cli.output import Format, FormatOption, print_json
+from orchestrator.cli.output import Format, FormatOption, print_json, tell
 from orchestrator.errors import UserError
 from orchestrator.topology.mistakes import unknown
 
@@ -28,12 +27,11 @@ def mutants(
     chosen = _chosen(names or [])
     if markdown is not None and not markdown.parent.is_dir():
         raise UserError(f"--markdown: there is no folder {markdown.parent}")
-    progress = Console(stderr=True, highlight=False, soft_wrap=True)
     verdicts = mutants_bench.run(
         chosen,
         seeds=seeds,
         jobs=jobs or os.cpu_count() or 1,
-        tell=lambda v: progress.print(f"  {v.mutant.name}: {_words(v)}"),
+        tell=lambda v: tell(f"{v.mutant.name}: {_words(v)}"),
     )
     if markdown is not None:
         markdown.write_text(mutants_bench.table(verdicts, seeds), encoding="utf-8")

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.cli.output import Format, FormatOption, print_json
+from orchestrator.cli.output import Format, FormatOption, print_json, tell
 from orchestrator.errors import UserError
 from workers.engines.models import ModelNotFound
 
@@ -15,9 +15,8 @@ def codec(output: FormatOption = Format.TEXT) -> None:
     """Ratio, speed on one core, and the model's answers over KV that went through each codec."""
     # By name, when it is called: torch and transformers take seconds to import.
     codec_bench = importlib.import_module("benchmarks.codec")
-    progress = Console(stderr=True, highlight=False)
     try:
-        result = codec_bench.run(tell=lambda line: progress.print(f"  {line}"))
+        result = codec_bench.run(tell=tell)
     except ModelNotFound as error:
         raise UserError(str(error)) from error
     if output is Format.JSON:

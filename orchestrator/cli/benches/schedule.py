@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import schedule as schedule_bench
-from orchestrator.cli.output import Format, FormatOption, print_json
+from orchestrator.cli.output import Format, FormatOption, print_json, tell
 
 PARTS = ("p50", "p99", "max")
 
@@ -17,8 +17,7 @@ def schedule(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """P50 and P99 of PDD's transfers: fair shares, one after the other, our order, PDD's pool."""
-    progress = Console(stderr=True, highlight=False)
-    result = schedule_bench.run(seeds=seeds, tell=lambda line: progress.print(f"  {line}"))
+    result = schedule_bench.run(seeds=seeds, tell=tell)
     if output is Format.JSON:
         print_json(result)
     else:

@@ -1,0 +1,64 @@
+"""`pdd bench handoff`: what a user feels on each route."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import handoff as handoff_bench
+from orchestrator.cli.benches.served import cannot_start_told
+from orchestrator.cli.output import Format, FormatOption, print_json, tell
+from orchestrator.topology.load import load_topology
+from orchestrator.topology.packaged import packaged_topology
+
+
+def handoff(
+    topology: Annotated[
+        Path | None, typer.Option(help="The topology file. Default: laptop-4000km.")
+    ] = None,
+    gateway_site: Annotated[
+        str | None, typer.Option(help="Where the gateway stands. Default: as the file says.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests per route.")] = 5,
+    logs: Annotated[Path | None, typer.Option(help="Keep the service's logs here.")] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """What a user feels on each route: local, direct, and relay with each kind of handoff."""
+    file = topology or packaged_topology("laptop-4000km")
+    load_topology(file)
+    with cannot_start_told():
+        result = handoff_bench.run(
+            file,
+            gateway_site=gateway_site,
+            requests=requests,
+            logs=logs,
+            tell=tell,
+        )
+    if output is Format.JSON:
+        print_json(result)
+    else:
+        _table(result)
+
+
+def _table(result: dict[str, Any]) -> None:
+    table = Table(title=f"handoff, gateway at {result['gateway_site']}, medians")
+    table.add_column("")
+    for name in result["routes"]:
+        table.add_column(name, justify="right")
+    keys = [k for k in next(iter(result["routes"].values())) if k != "spread"]
+    for key in keys:
+        table.add_row(key, *(_cell(row[key]) for row in result["routes"].values()))
+    Console().print(table)
+    sampled = result["sampled"]
+    print(
+        f"sampled at temperature {sampled['temperature']}: tokens_equal {sampled['tokens_equal']}, "
+        f"near_ties {sampled['near_ties']}"
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
