@@ -104,14 +104,14 @@ TRANSPORT = (
         "a cancelled stream is not told",
         "sender",
         (
-            "                self._tell_cancelled(Cancel(out.stream, reason))\n",
+            "                self._lines.cancel(Cancel(out.stream, reason))\n",
             "                pass\n",
         ),
         exempt="the receiver hears of it when its leg is stopped",
     ),
     _m(
         "a silent connection is kept",
-        "sender",
+        "lines",
         (
             "        return [c for c, line in self._lines.items() "
             "if now >= line.heard_at + SILENCE_S]\n",

@@ -4,9 +4,7 @@ Frames in, frames out, `now` as an argument. Pieces of all streams are striped o
 connections: whichever can write takes the next piece of the stream that ranks first.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from transport.base import LinkEstimate, Offer, SliceKey, StreamId
 from transport.stream.dial import Dials
@@ -20,12 +18,11 @@ from transport.stream.frames import (
     Finish,
     Frame,
     Offering,
-    Ping,
-    Pong,
     Refuse,
 )
+from transport.stream.lines import Lines
 from transport.stream.outgoing import Conn, Flight, Outgoing, Owner, Phase
-from transport.stream.pace import DeliveryRate, RoundTrip
+from transport.stream.pace import DeliveryRate
 from transport.stream.ranges import Ranges
 from transport.stream.schedule import ageing_bytes_per_s, rank
 
@@ -33,29 +30,15 @@ MAX_DAMAGED = 64  # pieces that came damaged, without an acknowledgement
 MAX_BREAKS = 5  # broken connections in a row, for each there may be, without an acknowledgement
 STALL_S = 60.0  # something written, nothing acknowledged, connections alive
 RESUME_S = 10.0  # how long a sender looks for a connection on which its stream is accepted
-SILENCE_S = 20.0  # a connection on which nothing was heard for so long is dead
-PING_EVERY_S = 5.0
 # Coded and not yet written: enough to keep the line busy while more is coded, for one stream and
 # for all. Above it only the stream that ranks first goes on.
 STREAM_AHEAD_BYTES = 4 << 20
 AHEAD_BYTES = 16 << 20
-_MAX_UNTOLD = 4096
 CANCELLED = "cancelled by the sender"
 
 
 class StreamBroken(Exception):
     """The stream will not complete; the text says why."""
-
-
-@dataclass(slots=True)
-class _Line:
-    """One connection."""
-
-    heard_at: float
-    ping_at: float
-    control: deque[Frame] = field(default_factory=deque)
-    cancelled: list[Cancel] = field(default_factory=list)  # written here, and perhaps not heard
-    pinged: tuple[int, int] | None = None  # stamp, and how many of `cancelled` went before it
 
 
 class Sender:
@@ -71,16 +54,14 @@ class Sender:
         self.streams: dict[StreamId, Outgoing] = {}
         self.dials = Dials(connections)
         self._resume_s = resume_s
-        self._lines: dict[Conn, _Line] = {}
+        self._lines = Lines()
         self._window = 0
         self._flying_bytes = 0
         self._opened = 0
         self._changed: dict[StreamId, None] = {}
         self._waiting: dict[StreamId, None] = {}  # for room that other streams take up
-        self._untold: deque[Cancel] = deque(maxlen=_MAX_UNTOLD)
         self._goodput = DeliveryRate()
         self._coded = self._raw = 1  # bytes written so far, and what they were before coding
-        self._round_trip = RoundTrip()
         self._last_break = ""
 
     # ------------------------------------------------------------ streams
@@ -102,8 +83,7 @@ class Sender:
         if offer.stream in self.streams:
             raise ValueError(f"{offer.stream} is being sent already")
         if not self.streams:  # nobody listened for silence while nothing was under way
-            for line in self._lines.values():
-                line.heard_at, line.ping_at = now, now + PING_EVERY_S
+            self._lines.listen(now)
         out = Outgoing(
             offer=offer,
             order=self._opened,
@@ -151,7 +131,7 @@ class Sender:
         if not out.ended:
             self._end(out, Phase.BROKEN, reason)
             if out.attempt:
-                self._tell_cancelled(Cancel(out.stream, reason))
+                self._lines.cancel(Cancel(out.stream, reason))
 
     def fail_all(self, reason: str) -> None:
         """No connection will do."""
@@ -178,7 +158,7 @@ class Sender:
         """What is known of the path; `loss` is what the sockets say."""
         return LinkEstimate(
             goodput_bytes_per_s=self._goodput.bytes_per_s,
-            rtt_s=self._round_trip.rtt_s,
+            rtt_s=self._lines.round_trip.rtt_s,
             loss=loss,
             queue_bytes=self._flying_bytes + sum(o.queued_bytes for o in self.streams.values()),
         )
@@ -191,13 +171,11 @@ class Sender:
 
     def connected(self, conn: Conn, window: int, rtt_s: float | None, now: float) -> None:
         """A connection is up; `window` is the credit in the receiver's terms."""
-        self._lines[conn] = _Line(heard_at=now, ping_at=now + PING_EVERY_S)
+        self._lines.add(conn, now)
         self._window = window
         self.dials.up(now)
         if rtt_s is not None:
-            self._round_trip.add(rtt_s)
-        while self._untold:
-            self._tell_cancelled(self._untold.popleft())
+            self._lines.round_trip.add(rtt_s)
         for out in self.streams.values():
             if not out.awaiting:
                 continue
@@ -208,9 +186,9 @@ class Sender:
 
     def disconnected(self, conn: Conn, reason: str, now: float) -> None:
         """A connection broke; what flew on it may be lost."""
-        line = self._lines.pop(conn, None)
-        if line is None:
+        if conn not in self._lines:
             return
+        self._lines.remove(conn)
         self.dials.down(now, again=bool(self.streams))
         for out in list(self.streams.values()):
             lost = [key for key, flight in out.flying.items() if flight.conn == conn]
@@ -229,8 +207,6 @@ class Sender:
                     self.cancel(out, f"{what}: {reason}")
                 elif asked or not out.awaiting:  # the answer may have been lost with it
                     self._ask(out, now)
-        for cancel in line.cancelled:
-            self._tell_cancelled(cancel)
         self._last_break = reason
 
     def undialled(self, reason: str, now: float) -> None:
@@ -240,16 +216,10 @@ class Sender:
 
     def handle(self, conn: Conn, frame: Frame, now: float) -> None:
         """Take one frame; kinds that are not a sender's are ignored."""
-        line = self._lines.get(conn)
-        if line is None:
+        if conn not in self._lines:
             return
-        line.heard_at = now
-        if isinstance(frame, Pong):
-            if line.pinged is not None and frame.stamp == line.pinged[0]:
-                self._round_trip.add(now - frame.stamp / 1e9)
-                del line.cancelled[: line.pinged[1]]
-                line.pinged = None
-        elif isinstance(frame, Accept | Refuse | Cancel | Ack | Again | Done):
+        self._lines.heard(conn, frame, now)
+        if isinstance(frame, Accept | Refuse | Cancel | Ack | Again | Done):
             out = self.streams.get(frame.stream)
             if out is not None:
                 _ROWS[type(frame)](self, out, frame, now)
@@ -262,17 +232,11 @@ class Sender:
 
     def has_control(self, conn: Conn) -> bool:
         """Whether `control` would give a frame."""
-        line = self._lines.get(conn)
-        return line is not None and bool(line.control)
+        return self._lines.has_control(conn)
 
     def control(self, conn: Conn) -> list[Frame]:
         """What to write on `conn` before any piece."""
-        line = self._lines.get(conn)
-        if line is None:
-            return []
-        frames = list(line.control)
-        line.control.clear()
-        return frames
+        return self._lines.control(conn)
 
     def has_data(self, conn: Conn) -> bool:
         """Whether `next_data` would give a piece."""
@@ -308,8 +272,7 @@ class Sender:
         for out in self.streams.values():
             times += [out.give_up_at, out.stall_at]
         if self.streams:
-            for line in self._lines.values():
-                times += [line.ping_at, line.heard_at + SILENCE_S]
+            times += self._lines.deadlines()
         return min((t for t in times if t is not None), default=None)
 
     def expire(self, now: float) -> None:
@@ -321,19 +284,11 @@ class Sender:
                 why = f": {self._last_break}" if self._last_break else ""
                 self.cancel(out, f"not accepted within {self._resume_s:g} s{why}")
         if self.streams:
-            for line in self._lines.values():
-                if now >= line.ping_at:
-                    line.ping_at = now + PING_EVERY_S
-                    stamp = int(now * 1e9)
-                    line.control.append(Ping(stamp))
-                    if line.pinged is None:
-                        line.pinged = stamp, len(line.cancelled)
+            self._lines.ping(now)
 
     def silent(self, now: float) -> list[Conn]:
         """Connections to close: something is under way and nothing was heard for long."""
-        if not self.streams:
-            return []
-        return [c for c, line in self._lines.items() if now >= line.heard_at + SILENCE_S]
+        return self._lines.silent(now) if self.streams else []
 
     # ------------------------------------------------------------ what arrives
 
@@ -435,27 +390,12 @@ class Sender:
             return
         out.attempt += 1
         everywhere = out.early and out.have is None
-        first = min(self._lines, key=lambda conn: len(self._lines[conn].control))
-        for conn in list(self._lines) if everywhere else [first]:
+        for conn in self._lines if everywhere else [self._lines.least_busy()]:
             self._post_offer(out, conn)
 
     def _post_offer(self, out: Outgoing, conn: Conn) -> None:
         out.asked_on.add(conn)
-        self._lines[conn].control.append(Offering(out.offer, out.attempt))
-
-    def _post(self, frame: Frame) -> Conn | None:
-        """Write a frame on the first connection; None: there is none."""
-        for conn, line in self._lines.items():
-            line.control.append(frame)
-            return conn
-        return None
-
-    def _tell_cancelled(self, cancel: Cancel) -> None:
-        conn = self._post(cancel)
-        if conn is None:
-            self._untold.append(cancel)
-        else:
-            self._lines[conn].cancelled.append(cancel)
+        self._lines.post(Offering(out.offer, out.attempt), conn)
 
     def _settle(self, out: Outgoing, key: SliceKey, now: float) -> None:
         flight = out.flying.get(key)
@@ -472,7 +412,7 @@ class Sender:
     def _finish_if_acked(self, out: Outgoing, now: float) -> None:
         ready = out.finishing and out.phase is Phase.OPEN and not out.awaiting
         if ready and not out.unacked and not out.finish_sent:
-            out.finish_sent = self._post(Finish(out.stream)) is not None
+            out.finish_sent = self._lines.post(Finish(out.stream)) is not None
             self._watch(out, now)
 
     def _watch(self, out: Outgoing, now: float) -> None:

@@ -235,6 +235,8 @@ class _Line:
         self._asked_at: float | None = None
         self._rtt_s: float | None = None
         self._greeted: asyncio.Future[int] = peer._loop.create_future()
+        # Whoever waited may be gone by then; asyncio would call the failure forgotten.
+        self._greeted.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._ended: asyncio.Future[Exception] = peer._loop.create_future()
         self._control: list[Frame] = []
         self.wire = Wire(

@@ -12,9 +12,9 @@ from transport.base import Sink, StreamId
 from transport.codecs.table import decode_slice
 from transport.stream.frames import Data, Frame, FrameError, Goodbye, Terms
 from transport.stream.handshake import HandshakeRefused, Listener
+from transport.stream.lines import SILENCE_S
 from transport.stream.reader import Arrived
 from transport.stream.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Verdict
-from transport.stream.sender import SILENCE_S
 from transport.tcp import sockets
 from transport.tcp.wire import HANDSHAKE_S, Wire
 

@@ -12,8 +12,8 @@ from transport.base import Offer, Slice, StreamId, StreamStats
 from transport.codecs.table import decode_slice
 from transport.stream.frames import Data, Frame, FrameError, Goodbye, Terms
 from transport.stream.handshake import HandshakeRefused, Listener
+from transport.stream.lines import SILENCE_S
 from transport.stream.receiver import ASK_AGAIN_S, RESUME_S, Receiver, Verdict
-from transport.stream.sender import SILENCE_S
 from transport.tcp.wire import HANDSHAKE_S
 from workers.engines.simulated.engine import SimulatedEngine, WrongKV
 from workers.handover import LEG_ENDED

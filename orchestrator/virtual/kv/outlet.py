@@ -10,8 +10,9 @@ from transport.base import StreamId
 from transport.codecs.table import encode_slice
 from transport.stream.frames import Frame, FrameError, Goodbye, Hello, Proof, Terms
 from transport.stream.handshake import Dialler, HandshakeRefused
+from transport.stream.lines import SILENCE_S
 from transport.stream.outgoing import Outgoing, Phase
-from transport.stream.sender import CANCELLED, RESUME_S, SILENCE_S, Sender
+from transport.stream.sender import CANCELLED, RESUME_S, Sender
 from transport.tcp.wire import HANDSHAKE_S
 from workers.engines.base import Engine
 from workers.outputs import OpenStream

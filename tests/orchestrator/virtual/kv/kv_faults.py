@@ -6,8 +6,8 @@ from random import Random
 from orchestrator.virtual.network import Accidents
 from tests.orchestrator.virtual.kv.kv_rig import SITES, KVWorld
 from transport.base import StreamId
+from transport.stream.lines import SILENCE_S
 from transport.stream.receiver import RESUME_S
-from transport.stream.sender import SILENCE_S
 from transport.tcp.wire import HANDSHAKE_S
 
 # After the last accident: silence is noticed, then nobody comes back.

@@ -17,8 +17,9 @@ from tests.workers.worker_rig import MODEL
 from transport.base import StreamId
 from transport.stream.frames import Data, Finish, FrameError
 from transport.stream.framing import encode
+from transport.stream.lines import SILENCE_S
 from transport.stream.receiver import RESUME_S as RECEIVER_RESUME_S
-from transport.stream.sender import RESUME_S, SILENCE_S
+from transport.stream.sender import RESUME_S
 from workers.api.messages import KVFailed, Landed
 
 TOKEN_BYTES = 2 * 2 * MODEL.layers * MODEL.kv_heads * MODEL.head_size
