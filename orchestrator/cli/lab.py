@@ -6,7 +6,7 @@ import select
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +17,14 @@ from orchestrator.cli.main import GOOD
 from orchestrator.cli.output import Format, FormatOption
 from orchestrator.errors import UserError
 from orchestrator.topology.load import load_topology
-from orchestrator.topology.units import UnitError, parse_duration_s, parse_rate_bytes_per_s
+from orchestrator.topology.units import (
+    UnitError,
+    parse_duration_s,
+    parse_rate_bytes_per_s,
+    show_rate,
+)
 from transport.lab.lab import End, Lab, LabError
-from transport.lab.line import BUFFER_S, DirectionStats, LabLine
+from transport.lab.line import DirectionStats, LabLine
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -109,11 +114,8 @@ def _base(file: Path | None, link: int, mtu: int) -> LabLine:
 
 def _changed(line: LabLine, wanted: _Wanted) -> LabLine:
     """The line with what was typed. The buffer is time: it follows the rate. Raises UserError."""
-    values = {name: getattr(line, name) for name in ("delay_s", "rate_bytes_per_s")}
-    values |= {"loss": line.loss, "jitter_s": line.jitter_s, "mtu": line.mtu}
-    buffer_s = BUFFER_S
-    if line.buffer_bytes is not None:
-        buffer_s = line.buffer_bytes / line.rate_bytes_per_s
+    values: dict[str, Any] = {}
+    buffer_s = None if line.buffer_bytes is None else line.buffer_bytes / line.rate_bytes_per_s
     name = ""
     try:
         for name, text in asdict(wanted).items():
@@ -130,11 +132,11 @@ def _changed(line: LabLine, wanted: _Wanted) -> LabLine:
                     values[f"{name}_s"] = parse_duration_s(text)
     except (UnitError, ValueError) as error:
         raise UserError(f"{name}: {error}") from error
+    if buffer_s is not None:
+        rate = values.get("rate_bytes_per_s", line.rate_bytes_per_s)
+        values["buffer_bytes"] = int(buffer_s * rate)
     try:
-        values["buffer_bytes"] = int(buffer_s * values["rate_bytes_per_s"])
-        if buffer_s == BUFFER_S:
-            values["buffer_bytes"] = max(values["buffer_bytes"], line.mtu)
-        return LabLine(**values)
+        return replace(line, **values)
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -174,7 +176,7 @@ class _Session:
             return
         self._tell(
             f"near {near.address}, far {far.address}: {line.delay_s * 1e3:g} ms one way, "
-            f"{line.rate_bytes_per_s * 8e-9:g} Gbps, loss {line.loss:g}, "
+            f"{show_rate(line.rate_bytes_per_s)}, loss {line.loss:g}, "
             f"jitter {line.jitter_s * 1e3:g} ms, "
             f"buffer {line.queue_limit_bytes / line.rate_bytes_per_s * 1e3:g} ms, mtu {line.mtu}"
         )

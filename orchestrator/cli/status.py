@@ -9,6 +9,7 @@ from rich.table import Table
 from orchestrator.cli.gateway import KeyOption, ask_status
 from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption, print_json
+from orchestrator.topology.units import show_rate
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -59,11 +60,11 @@ def _show(told: dict[str, Any]) -> None:
 
 def _link(link: dict[str, Any]) -> str:
     """One direction of a link on one line."""
-    told, rate = (link[key] * 8e-6 for key in ("bandwidth_bytes_per_s", "goodput_bytes_per_s"))
+    told, given = link["bandwidth_bytes_per_s"], link["goodput_bytes_per_s"]
     ago, loss = link["measured_s_ago"], link["loss"]
     return "".join(
         (
-            f"{' > '.join(link['between'])}: {round(rate, 2):g} of {told:g} Mbps",
+            f"{' > '.join(link['between'])}: {show_rate(given)} of {show_rate(told)}",
             "" if ago is None else f", measured {ago:.0f} s ago",
             f"; rtt {link['rtt_s'] * 1e3:.1f} ms",
             "" if loss is None else f", loss {loss * 100:.2g} %",

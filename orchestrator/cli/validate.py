@@ -12,6 +12,7 @@ from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.mistakes import TopologyError
 from orchestrator.topology.schema import Link, Pool, Topology
+from orchestrator.topology.units import show_rate
 from workers.api.messages import Role
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -186,7 +187,7 @@ def _pool_text(pool: PoolSummary) -> str:
 def _link_text(link: LinkSummary) -> str:
     text = (
         f"{link.between[0]} - {link.between[1]}: {_ms(link.delay_s)} one way, "
-        f"{_rate(link.rate_bytes_per_s)}, jitter {_ms(link.jitter_s)}, loss {link.loss:g}"
+        f"{show_rate(link.rate_bytes_per_s)}, jitter {_ms(link.jitter_s)}, loss {link.loss:g}"
     )
     if link.price_per_gb is not None:
         text += f", {link.price_per_gb:g} a GB"
@@ -199,11 +200,3 @@ def _link_text(link: LinkSummary) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.4g} ms"
-
-
-def _rate(bytes_per_s: float) -> str:
-    bits = bytes_per_s * 8
-    for unit, factor in (("Tbps", 1e12), ("Gbps", 1e9), ("Mbps", 1e6), ("kbps", 1e3)):
-        if bits >= factor:
-            return f"{bits / factor:g} {unit}"
-    return f"{bits:g} bps"

@@ -42,9 +42,3 @@ def size(nbytes: float) -> str:
         if nbytes >= unit:
             return f"{nbytes / unit:.4g} {name}"
     return f"{nbytes:g} bytes"
-
-
-def rate(bytes_per_s: float) -> str:
-    """A rate in the unit of lines."""
-    bits = 8 * bytes_per_s
-    return f"{bits / 1e9:.3g} Gbps" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbps"

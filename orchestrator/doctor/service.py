@@ -8,7 +8,8 @@ from typing import Any
 
 import orjson
 
-from orchestrator.doctor.finding import Finding, State, good_if, ok, rate, size
+from orchestrator.doctor.finding import Finding, State, good_if, ok, size
+from orchestrator.topology.units import show_rate
 
 CLOCK_S = 2.0
 LOSS = 0.02  # up to this BBR holds its rate
@@ -123,8 +124,8 @@ def _link(link: dict[str, Any]) -> Finding:
     return good_if(
         good,
         f"link {' > '.join(link['between'])}",
-        f"RTT {link['rtt_s'] * 1e3:.3g} ms, {rate(goodput)} of {rate(told)} ({measured}){lost}, "
-        f"{size(link['queue_bytes'])} of KV to send{emulated}",
+        f"RTT {link['rtt_s'] * 1e3:.3g} ms, {show_rate(goodput)} of {show_rate(told)} "
+        f"({measured}){lost}, {size(link['queue_bytes'])} of KV to send{emulated}",
         "pdd doctor FILE at both ends tells whether TCP's buffers are large enough; if they are, "
         "ask who runs the line, or write in the topology what it really gives",
     )

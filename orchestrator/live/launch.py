@@ -25,6 +25,7 @@ from orchestrator.live.directory import Directory
 from orchestrator.live.http import base_url, site_client
 from orchestrator.membership.reports import WorkerState
 from orchestrator.topology.schema import Topology
+from orchestrator.topology.units import show_rate
 from transport.emulator.control import LineControl, LineError, start_emulator
 from transport.tls import refusal
 from workers.service.config import SECRET_ENV, Line, Simulated, WorkerConfig
@@ -184,8 +185,7 @@ class Deployment:
         if not links:
             return
         for link in links:
-            rate = f"{link.rate_bytes_per_s * 8 / 1e6:g} Mbps"
-            ends = " - ".join(link.between)
+            rate, ends = show_rate(link.rate_bytes_per_s), " - ".join(link.between)
             self._progress(f"emulating {ends}: {link.delay_s * 1e3:g} ms, {rate}")
         lines = [
             {

@@ -1,4 +1,4 @@
-"""Quantities as people write them, turned into SI numbers; whatever is ambiguous is refused."""
+"""Quantities as people write them, to SI numbers and back; whatever is ambiguous is refused."""
 
 import math
 import re
@@ -57,6 +57,13 @@ def parse_price_per_h(text: str) -> float:
 def parse_price_per_gb(text: str) -> float:
     """Money per 1e9 bytes in the user's currency, from text such as 0.02/GB. Raises UnitError."""
     return _parse(text, PRICES_PER_GB, what="a price", example="0.02/GB")
+
+
+def show_rate(bytes_per_s: float) -> str:
+    """Bytes per second as people write a line's bandwidth, in bits: 20 Gbps."""
+    bits = 8 * bytes_per_s
+    prefix = next((p for p in "TGMk" if bits >= PREFIXES[p]), "")
+    return f"{bits / PREFIXES[prefix]:.4g} {prefix}bps"
 
 
 def _parse(text: str, units: Mapping[str, float], *, what: str, example: str) -> float:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-BUFFER_S = 0.05  # the default buffer before the line: what it sends in this time
+_BUFFER_S = 0.05  # the default buffer before the line: what it sends in this time
 _LARGEST_BYTES = 65536  # what the kernel hands over at once where it may
 _LARGEST_S = 0.001
 MIN_MTU, MAX_MTU = 576, 65535  # below 576 IPv4 itself does not promise to work
@@ -47,7 +47,7 @@ class LabLine:
         """The buffer, given or by default; never less than one packet."""
         if self.buffer_bytes is not None:
             return self.buffer_bytes
-        return max(self.mtu, int(self.rate_bytes_per_s * BUFFER_S))
+        return max(self.mtu, int(self.rate_bytes_per_s * _BUFFER_S))
 
     @property
     def takes_large(self) -> bool:

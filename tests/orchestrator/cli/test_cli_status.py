@@ -107,9 +107,10 @@ def test_a_ready_service(pdd: Any) -> None:
         assert cell in done.stdout
     assert "control port 127.0.0.1:40123" in done.stdout
     shown = " ".join(done.stdout.split())
-    assert "hami > shenzhen: 9 of 10 Mbps, measured 3 s ago; rtt 50.0 ms, loss 0.012 %" in shown
+    hami = "hami > shenzhen: 9 Mbps of 10 Mbps, measured 3 s ago; rtt 50.0 ms, loss 0.012 %"
+    assert hami in shown
     assert ", 7 bytes of KV to send emulated" in shown
-    assert "shenzhen > kashgar: 20000 of 20000 Mbps; rtt 80.0 ms, 0 bytes of KV to send" in shown
+    assert "shenzhen > kashgar: 20 Gbps of 20 Gbps; rtt 80.0 ms, 0 bytes of KV to send" in shown
 
 
 def test_as_json_it_is_what_the_gateway_says(pdd: Any) -> None:

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from orchestrator.doctor.finding import State, rate, size
+from orchestrator.doctor.finding import State, size
 from orchestrator.doctor.machine import clock_finding, kernel_clock, machine_findings
 
 TIME_ERROR = 5  # what adjtimex(2) returns while the clock is not synchronised
@@ -43,4 +43,3 @@ def test_a_clock(told: tuple[bool, float] | None, state: State) -> None:
 
 def test_units() -> None:
     assert [size(n) for n in (5, 4096, 4 << 20, 3 << 30)] == ["5 bytes", "4 KiB", "4 MiB", "3 GiB"]
-    assert [rate(n) for n in (1.25e6, 2.5e9)] == ["10 Mbps", "20 Gbps"]

@@ -11,6 +11,7 @@ from orchestrator.topology.units import (
     parse_price_per_gb,
     parse_price_per_h,
     parse_rate_bytes_per_s,
+    show_rate,
 )
 
 
@@ -120,3 +121,8 @@ def test_refused(parse, text, message) -> None:
     with pytest.raises(UnitError) as caught:
         parse(text)
     assert str(caught.value) == message
+
+
+def test_rates_are_shown_as_they_are_written() -> None:
+    for text in ("0 bps", "512 bps", "10 kbps", "8.5 Mbps", "999.9 Mbps", "20 Gbps", "1.2 Tbps"):
+        assert show_rate(parse_rate_bytes_per_s(text)) == text
