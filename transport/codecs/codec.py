@@ -17,7 +17,8 @@ class CodecError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """`encode(bits, key)`: `bits` is a C-contiguous [tokens, heads, size] of the pool's raw bits.
+    """`encode(bits, key)`: `bits` is a C-contiguous [tokens, heads, size] of the pool's raw bits,
+    with at least one element. None: it would not shrink.
 
     `decode(body, key, shape, dtype)` gives an array of `shape`; it may be read-only and may lie
     in `body`. It trusts nothing in `body`: it raises CodecError, and allocates no more than the
@@ -27,7 +28,7 @@ class Codec:
     version: int
     lossless: bool
     bfloat16_only: bool
-    encode: Callable[[np.ndarray, SliceKey], Buffer]
+    encode: Callable[[np.ndarray, SliceKey], Buffer | None]
     decode: Callable[[Buffer, SliceKey, Shape, np.dtype], np.ndarray]
 
 

@@ -67,7 +67,7 @@ def _raw_decode(body: Buffer, key: SliceKey, shape: Shape, dtype: np.dtype) -> n
     return _plain(body, dtype, shape[0] * shape[1] * shape[2]).reshape(shape)
 
 
-def _zstd_encode(bits: np.ndarray, key: SliceKey) -> Buffer:
+def zstd_encode(bits: np.ndarray, key: SliceKey) -> Buffer:
     """Flags, length of the first plane, planes.
 
     bfloat16 is sign, 8 bits of exponent, 7 of mantissa. Rotated left by one bit the exponent is
@@ -85,7 +85,7 @@ def _zstd_encode(bits: np.ndarray, key: SliceKey) -> Buffer:
     return b"".join([head, *(data for _, data in packed)])
 
 
-def _zstd_decode(body: Buffer, key: SliceKey, shape: Shape, dtype: np.dtype) -> np.ndarray:
+def zstd_decode(body: Buffer, key: SliceKey, shape: Shape, dtype: np.dtype) -> np.ndarray:
     if len(body) < 5 or body[0] > 3:
         raise CodecError("zstd piece without its head")
     count = shape[0] * shape[1] * shape[2]
@@ -105,6 +105,4 @@ def _zstd_decode(body: Buffer, key: SliceKey, shape: Shape, dtype: np.dtype) -> 
 
 
 RAW = Codec(version=1, lossless=True, bfloat16_only=False, encode=_raw_encode, decode=_raw_decode)
-ZSTD = Codec(
-    version=1, lossless=True, bfloat16_only=False, encode=_zstd_encode, decode=_zstd_decode
-)
+ZSTD = Codec(version=1, lossless=True, bfloat16_only=False, encode=zstd_encode, decode=zstd_decode)

@@ -5,9 +5,8 @@ stand; taken relative to the mean of their channel (a key's channels differ by a
 more) the same code needs 2.4 for K and 2.6 for V. zipnn, which has no wheel for Linux and wants a
 compiler and torch, codes the exponents as they stand.
 
-Body: kind, first and last symbol that has a code, their code lengths as nibbles, the streams'
-sizes as u32, the channels' means, the streams, the noise. A piece that would not shrink is kept
-as it is behind its kind.
+Body: first and last symbol that has a code, their code lengths as nibbles, the streams' sizes as
+u32, the channels' means, the streams, the noise.
 """
 
 import numpy as np
@@ -17,12 +16,11 @@ from transport.codecs import huffman_kernels as kernels
 from transport.codecs.codec import Codec, CodecError, Shape, byte_array, rows_of
 from transport.stream.frames import Buffer
 
-_KEPT, _CODED = 0, 1
 _SIZES = np.dtype("<u4")
 _SIZES_BYTES = kernels.STREAMS * _SIZES.itemsize
 
 
-def _encode(bits: np.ndarray, key: SliceKey) -> Buffer:
+def _encode(bits: np.ndarray, key: SliceKey) -> Buffer | None:
     rows = rows_of(bits)
     count, channels = rows.size, rows.shape[1]
     bases = np.empty(channels, np.uint8)
@@ -38,7 +36,7 @@ def _encode(bits: np.ndarray, key: SliceKey) -> Buffer:
     coded = len(head) + channels
     after = coded + int(sizes.sum())
     if after + count > bits.nbytes:
-        return bytes([_KEPT]) + bits.tobytes()
+        return None
     body = np.empty(after + count, np.uint8)
     body[: len(head)] = head
     body[len(head) : coded] = bases
@@ -52,7 +50,7 @@ def _head(lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     first, last = int(present[0]), int(present[-1])
     nibbles = np.zeros(2 * ((last - first) // 2 + 1), np.uint8)
     nibbles[: last - first + 1] = lengths[first : last + 1]
-    ends = np.array([_CODED, first, last], np.uint8)
+    ends = np.array([first, last], np.uint8)
     packed = nibbles[::2] | nibbles[1::2] << 4
     return np.concatenate([ends, packed, sizes.astype(_SIZES).view(np.uint8)])
 
@@ -61,12 +59,6 @@ def _decode(body: Buffer, key: SliceKey, shape: Shape, dtype: np.dtype) -> np.nd
     data = byte_array(body)
     tokens, channels = shape[0], shape[1] * shape[2]
     count = tokens * channels
-    if not len(data) or data[0] not in (_KEPT, _CODED):
-        raise CodecError("huffman piece without its kind")
-    if data[0] == _KEPT:
-        if len(data) != 1 + 2 * count:
-            raise CodecError(f"{len(data) - 1} raw bytes for {count} elements")
-        return np.frombuffer(body, dtype, offset=1).reshape(shape)
     lengths, at = _lengths(data)
     if len(data) < at + _SIZES_BYTES + channels + count:
         raise CodecError(f"huffman piece of {len(data)} bytes for {count} elements")
@@ -89,17 +81,17 @@ def _decode(body: Buffer, key: SliceKey, shape: Shape, dtype: np.dtype) -> np.nd
 
 def _lengths(data: np.ndarray) -> tuple[np.ndarray, int]:
     """[256] uint8, and where the head goes on."""
-    if len(data) < 3 or data[1] > data[2]:
+    if len(data) < 2 or data[0] > data[1]:
         raise CodecError("huffman piece without its code")
-    first, last = int(data[1]), int(data[2])
-    packed = data[3 : 3 + (last - first) // 2 + 1]
+    first, last = int(data[0]), int(data[1])
+    packed = data[2 : 2 + (last - first) // 2 + 1]
     nibbles = np.empty(2 * len(packed), np.uint8)
     nibbles[::2] = packed & 0xF
     nibbles[1::2] = packed >> 4
     lengths = np.zeros(256, np.uint8)
     given = nibbles[: last - first + 1]
     lengths[first : first + len(given)] = given
-    return lengths, 3 + (last - first) // 2 + 1
+    return lengths, 2 + (last - first) // 2 + 1
 
 
 HUFFMAN = Codec(version=1, lossless=True, bfloat16_only=True, encode=_encode, decode=_decode)

@@ -20,7 +20,7 @@ import numpy as np
 from transport.base import SliceKey
 from transport.codecs import quantise_kernels as kernels
 from transport.codecs.codec import Codec, CodecError, Shape, byte_array, rows_of
-from transport.codecs.exact import ZSTD, pack, unpack
+from transport.codecs.exact import pack, unpack, zstd_decode, zstd_encode
 from transport.stream.frames import Buffer
 
 FIRST_EXACT = 4
@@ -101,7 +101,7 @@ class _Lossy:
             rows, exceptions = _set_aside(rows)
             part.width.quantise(rows, group, part.along_tokens, scales, coded)
         if self.zstd:
-            coded_scales = ZSTD.encode(scales, key)
+            coded_scales = zstd_encode(scales, key)
             smaller, data = pack(coded.reshape(-1))
             length = len(coded_scales).to_bytes(4, "little")
             pieces = [length, coded_scales, bytes([smaller]), data]
@@ -145,7 +145,7 @@ class _Lossy:
             raise CodecError(f"scales to byte {end} of {len(data)}")
         scales = np.empty(shape, np.uint16)
         if self.zstd:
-            scales[:] = ZSTD.decode(data[at:end].data, key, shape, _U16)
+            scales[:] = zstd_decode(data[at:end].data, key, shape, _U16)
         else:
             scales.reshape(-1).view(np.uint8)[:] = data[at:end]
         if (scales & 0x7FFF).max() >= kernels.INFINITY:

@@ -47,8 +47,8 @@ def encode_slice(stream: StreamId, piece: Slice, codec: str) -> Data:
     name = codec
     if CODECS[name].bfloat16_only and dtype.itemsize != 2:
         name = _ANY_WIDTH
-    body = CODECS[name].encode(bits, piece.key) if bits.size else b""
-    if len(body) > bits.nbytes or not bits.size:
+    body = CODECS[name].encode(bits, piece.key) if bits.size else None
+    if body is None or len(body) > bits.nbytes:
         name, body = "raw", bits.tobytes()
     return Data(
         stream=stream,

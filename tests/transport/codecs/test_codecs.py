@@ -199,8 +199,8 @@ def test_compiled_code_is_compiled_once():
 def test_a_code_of_more_bits_than_there_is_room_for_is_refused():
     frame = encode_slice(STREAM, piece_of(kv_like(np.random.default_rng(6), 64, 2, 16)), "huffman")
     body = bytearray(frame.body)
-    first, last = body[1], body[2]
-    body[3 : 3 + (last - first) // 2 + 1] = bytes([0x11] * ((last - first) // 2 + 1))
+    first, last = body[0], body[1]
+    body[2 : 2 + (last - first) // 2 + 1] = bytes([0x11] * ((last - first) // 2 + 1))
     with pytest.raises(CodecError, match="not those of a code"):
         decode_slice(dataclasses.replace(frame, body=body))
 
