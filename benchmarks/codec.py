@@ -1,7 +1,7 @@
 """What each codec does to real KV: how small, how fast, and what the model then says."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
+from benchmarks.link.kv import slices
 from benchmarks.machine import machine
 from benchmarks.texts import texts
-from transport.base import Slice, SliceKey, StreamId
+from transport.base import Slice, StreamId
 from transport.codecs.table import CODECS, decode_slice, encode_slice
 from transport.stream.frames import Data
 from workers.engines.models import DEFAULT_MODEL, resolve_model
@@ -40,25 +41,14 @@ class Reading:
     rest: torch.Tensor
     logits: torch.Tensor
 
-    def pieces(self, tokens: int) -> Iterator[Slice]:
-        for layer, parts in enumerate(self.kv):
-            for part, rows in zip("kv", parts, strict=True):
-                for start in range(0, len(rows), tokens):
-                    stop = min(start + tokens, len(rows))
-                    yield Slice(
-                        key=SliceKey(layer, part, start, stop),
-                        positions=np.arange(start, stop, dtype=np.int32),
-                        data=rows[start:stop],
-                    )
-
 
 def run(*, rounds: int = ROUNDS, tell: Callable[[str], None]) -> dict[str, Any]:
     """Every codec over prose, Chinese and code; speeds are of one core, in MB of raw KV."""
     before = machine()
     tell(f"{DEFAULT_MODEL} reads {PROMPT + CONTINUATION} tokens each of three texts")
     model, readings = load()
-    pieces = [piece for reading in readings for piece in reading.pieces(SENT)][::TIMED]
-    larger = [piece for reading in readings for piece in reading.pieces(LARGER)][::TIMED]
+    pieces = [piece for reading in readings for piece in slices(reading.kv, SENT)][::TIMED]
+    larger = [piece for reading in readings for piece in slices(reading.kv, LARGER)][::TIMED]
     memcpy = _memcpy_mb_per_s(rounds)
     rows, larger_rows = [], []
     for codec in CODECS:
@@ -123,7 +113,7 @@ def quality_of(model: PreTrainedModel, codec: str, reading: Reading) -> dict[str
     `kl`: mean of KL(exact || coded) in nats. `top1`: how often the likeliest token is the same.
     """
     came = np.empty_like(reading.kv)
-    for piece in reading.pieces(SENT):
+    for piece in slices(reading.kv, SENT):
         back = decode_slice(encode_slice(_STREAM, piece, codec))
         layer, part, start, stop = piece.key
         came[layer, "kv".index(part), start:stop] = back.data
@@ -153,6 +143,7 @@ def _memcpy_mb_per_s(rounds: int) -> float:
 
 
 def load() -> tuple[PreTrainedModel, list[Reading]]:
+    """The default model and what it makes of each text. Raises ModelNotFound."""
     path = resolve_model(DEFAULT_MODEL)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)

@@ -1,5 +1,6 @@
 """Real KV of the default model out of a file, as much of it as a transfer needs."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,11 @@ def tiled(path: Path, tokens: int) -> np.ndarray:
     return np.ascontiguousarray(np.tile(once, (1, 1, times, 1, 1))[:, :, :tokens])
 
 
-def slices(kv: np.ndarray, tokens: int, step: int) -> list[Slice]:
-    """The first `tokens` of each layer and part, in slices of `step` tokens."""
-    return [
-        Slice(
-            key=SliceKey(layer, part, start, min(start + step, tokens)),
-            positions=np.arange(start, min(start + step, tokens), dtype=np.int32),
-            data=kv[layer, number, start : min(start + step, tokens)],
-        )
-        for layer in range(LAYERS)
-        for number, part in enumerate("kv")
-        for start in range(0, tokens, step)
-    ]
+def slices(kv: np.ndarray, step: int) -> Iterator[Slice]:
+    """`kv` [layers, 2, tokens, heads, size] in slices of `step` tokens."""
+    positions = np.arange(kv.shape[2], dtype=np.int32)
+    for layer, parts in enumerate(kv):
+        for part, rows in zip("kv", parts, strict=True):
+            whole = Slice(key=SliceKey(layer, part, 0, len(rows)), positions=positions, data=rows)
+            for start in range(0, len(rows), step):
+                yield whole.tokens(start, min(start + step, len(rows)))

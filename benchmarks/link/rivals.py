@@ -4,17 +4,19 @@ import importlib.util
 import json
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 from benchmarks.link.line import payload_gbps
 from benchmarks.link.processes import BenchFailed, Talker, run_at
-from transport.lab.lab import Lab
+from transport.lab.lab import End, Lab
 
 STREAMS = (1, 4, 8)
 CONGESTION = ("cubic", "bbr")
 _WARM_S, _TIMED_S = 2, 4
+_START_S, _LOOK_EVERY_S = 10.0, 0.01
 
 
 def missing() -> list[str]:
@@ -45,9 +47,7 @@ def iperf3(lab: Lab, tell: Callable[[str], None]) -> dict[str, float]:
                 ["iperf3", "-s", "-1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
             try:
-                while not lab.far.listens():
-                    if server.poll() is not None:
-                        raise BenchFailed("iperf3 -s ended at once")
+                _until_it_listens(lab.far, server)
                 options = ["-O", _WARM_S, "-t", _TIMED_S, "-P", streams, "-C", congestion, "-J"]
                 argv = ["iperf3", "-c", lab.far.address, *map(str, options)]
                 out = json.loads(run_at(lab.near, argv, 30.0))
@@ -59,18 +59,27 @@ def iperf3(lab: Lab, tell: Callable[[str], None]) -> dict[str, float]:
     return gbps
 
 
+def _until_it_listens(end: End, server: subprocess.Popen[bytes]) -> None:
+    give_up = time.monotonic() + _START_S
+    while not end.listens():
+        if server.poll() is not None or time.monotonic() > give_up:
+            raise BenchFailed("iperf3 -s does not listen")
+        time.sleep(_LOOK_EVERY_S)
+
+
 def mooncake(
     lab: Lab, sizes: tuple[int, ...], repeats: int, tell: Callable[[str], None]
 ) -> dict[int, list[float]]:
     """Seconds from the write to the last byte at the receiver, by size in bytes."""
     largest, module = max(sizes), "benchmarks.link.mooncake_end"
+    took: dict[int, list[float]] = {}
     with (
         Talker(lab.far, module, lab.far.address, largest) as far,
         Talker(lab.near, module, lab.near.address, largest) as near,
     ):
         there: dict[str, Any] = far.hear("session")
         near.hear("session")
-        value, took = 0, {}
+        value = 0
         for size in (largest, *sizes):  # the first one only warms the connections
             took[size] = []
             for _ in range(repeats if size in took else 1):

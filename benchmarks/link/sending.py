@@ -23,7 +23,7 @@ async def transfer(
 ) -> None:
     """Send the first `tokens` of everything, and say when it began and what it took."""
     tokens = order["tokens"]
-    pieces = slices(kv, tokens, order["slice_tokens"])
+    pieces = list(slices(kv[:, :, :tokens], order["slice_tokens"]))
     memory.begin()
     offer = Offer(
         stream=StreamId(order["request"], 0, 1),

@@ -8,6 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import codec as bench
+from benchmarks.link.kv import slices
 from transport.codecs.table import CODECS
 
 
@@ -34,7 +35,7 @@ def reading(model: LlamaForCausalLM) -> bench.Reading:
 
 def test_a_reading_is_the_model_over_its_own_kv(model: LlamaForCausalLM, reading: bench.Reading):
     assert reading.kv.shape == (2, 2, 300, 1, 64)
-    pieces = list(reading.pieces(256))
+    pieces = list(slices(reading.kv, 256))
     assert [piece.key[:4] for piece in pieces[:3]] == [
         (0, "k", 0, 256),
         (0, "k", 256, 300),
@@ -73,7 +74,7 @@ def test_a_codec_that_is_not_what_it_is_called(
 
 @pytest.mark.parametrize("name", CODECS)
 def test_a_row(name: str, reading: bench.Reading):
-    pieces = list(reading.pieces(256))
+    pieces = list(slices(reading.kv, 256))
     row = bench.speed_of(name, pieces, rounds=2)
     assert row.keys() == {"ratio", "encode_MBps", "decode_MBps"}
     assert row["ratio"] >= 1
