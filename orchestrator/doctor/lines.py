@@ -29,8 +29,7 @@ def _line(link: Link, kernel: Kernel) -> Finding:
         # Twice bandwidth x delay is what a buffer should be: its half is under way at once.
         held = CONNECTIONS * smaller / 2 / rtt_s
         value += f", the kernel stops at {size(smaller)}: enough for about {show_rate(held)}"
-    needs_more = CONNECTIONS * needed < 2 * flying - CONNECTIONS
-    if needs_more and smaller >= needed:
+    if needed == sockets.MOST_BUFFER_BYTES and smaller >= needed:
         held = CONNECTIONS * needed / 2 / rtt_s
         return Finding(
             check=check,

@@ -27,7 +27,7 @@ _TUN_F_CSUM, _TUN_F_TSO4 = 0x01, 0x02
 # linux/sockios.h and net/if.h
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8913, 0x8914, 0x8916, 0x891C
 _SIOCSIFMTU, _SIOCSIFTXQLEN, _SIOCETHTOOL = 0x8922, 0x8943, 0x8946
-ETHTOOL_GTSO, ETHTOOL_STSO = 0x1E, 0x1F  # linux/ethtool.h: get and set TCP segmentation offload
+ETHTOOL_STSO = 0x1F  # linux/ethtool.h: set TCP segmentation offload
 _IFF_UP = 0x1
 _LISTEN = "0A"  # net/tcp_states.h
 

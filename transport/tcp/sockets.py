@@ -9,7 +9,7 @@ CONGESTION = "bbr"  # holds its rate up to about 2 % loss; cubic falls to a few 
 # What may wait inside the kernel unsent, out of our scheduler's reach.
 UNSENT_BYTES = 256 << 10
 _IDLE_S, _PROBE_S, _PROBES = 30, 10, 3  # keep-alive: a dead peer is noticed within a minute
-_MOST_BUFFER_BYTES = 256 << 20
+MOST_BUFFER_BYTES = 256 << 20
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 
 # struct tcp_info of <linux/tcp.h>: tcpi_bytes_sent and tcpi_bytes_retrans.
@@ -26,9 +26,12 @@ class Traffic:
 
 
 def buffer_bytes(line_bytes_per_s: float, rtt_s: float, connections: int) -> int:
-    """How much one of `connections` should be able to hold: twice its bandwidth x delay."""
+    """How much one of `connections` should be able to hold: twice its bandwidth x delay.
+
+    At most MOST_BUFFER_BYTES.
+    """
     share = 2 * line_bytes_per_s * rtt_s / connections
-    return min(_MOST_BUFFER_BYTES, int(share))
+    return min(MOST_BUFFER_BYTES, int(share))
 
 
 def tune(sock: socket.socket, buffer: int | None) -> None:

@@ -108,13 +108,5 @@ def test_certificates_of_this_machine(tmp_path: Path) -> None:
         assert all(finding.value.endswith(days) for finding in findings)
 
 
-def test_a_key_that_was_changed_meanwhile(tmp_path: Path) -> None:
-    loaded = certified(tmp_path, datetime.timedelta(days=100))
-    (tmp_path / "shenzhen.key").write_bytes(Authority(NOW).issue("shenzhen").key)
-    _, finding = certificate_findings(loaded, NOW)
-    assert finding.state is State.FAIL
-    assert "this key does not belong to the certificate" in finding.value
-
-
 def test_without_tls_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert certificate_findings(topology(tmp_path), NOW) == []

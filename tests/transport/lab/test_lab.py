@@ -33,6 +33,7 @@ from transport.lab.queue import LOST, admit, new_chances, new_state
 pytestmark = needs_lab
 
 PORT = 5000
+ETHTOOL_GTSO = 0x1E  # linux/ethtool.h: get TCP segmentation offload
 UDP_HEADERS = 28  # IPv4 and UDP
 
 
@@ -193,7 +194,7 @@ def test_a_command_runs_at_its_end_with_that_ends_settings(lab: Lab) -> None:
 
 
 def test_a_slow_line_gets_its_packets_one_by_one(lab: Lab) -> None:
-    get = partial(namespaces.ethtool, namespaces.ETHTOOL_GTSO)
+    get = partial(namespaces.ethtool, ETHTOOL_GTSO)
 
     def takes_large() -> list[int]:
         return [namespaces.inside(end.namespace, get) for end in (lab.near, lab.far)]
