@@ -80,11 +80,6 @@ class Outgoing:
         return self.phase in (Phase.DONE, Phase.BROKEN)
 
     @property
-    def unacked_bytes(self) -> int:
-        """Coded bytes held here."""
-        return sum(len(data.body) for data in self.unacked.values())
-
-    @property
     def remaining_bytes(self) -> int:
         """Raw bytes that no connection was given yet."""
         first = max(self.offer.start, self.have or 0)

@@ -207,10 +207,12 @@ def test_a_slow_line_gets_its_packets_one_by_one(lab: Lab) -> None:
 
 
 def test_loopback_is_up_at_both_ends(lab: Lab) -> None:
-    with tcp_at(lab.near) as listener, tcp_at(lab.near) as client:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        client.connect(listener.getsockname())
+    for end in (lab.near, lab.far):
+        with tcp_at(end) as listener, tcp_at(end) as client:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            client.connect(listener.getsockname())
+            assert client.getpeername() == listener.getsockname()
 
 
 def test_what_cannot_be_changed_is_refused(lab: Lab) -> None:
