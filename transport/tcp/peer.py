@@ -92,9 +92,9 @@ class Peer:
         if route.paced and route.rate_bytes_per_s is not None:
             self.pacer.rate_bytes_per_s = _PACE * route.rate_bytes_per_s
         self._heard = heard
-        self._lines: dict[_Line, asyncio.Task[None]] = {}
+        self._connections: dict[_Connection, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._closed = False
 
     def piece_bytes(self) -> int:
@@ -126,7 +126,7 @@ class Peer:
 
     def estimate(self) -> LinkEstimate:
         """What is known of the path."""
-        counted = [t for line in self._lines if (t := line.wire.traffic()) is not None]
+        counted = [t for conn in self._connections if (t := conn.wire.traffic()) is not None]
         sent = sum(t.sent_bytes for t in counted)
         repeated = sum(t.repeated_bytes for t in counted)
         return self.sender.estimate(repeated / sent if sent else None)
@@ -140,26 +140,26 @@ class Peer:
         now = monotonic()
         if not self._closed:
             for _ in range(self.sender.dials.due(now)):
-                line = _Line(self)
-                self._lines[line] = self._loop.create_task(self._serve(line))
+                conn = _Connection(self)
+                self._connections[conn] = self.loop.create_task(self._serve(conn))
         self.moved()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         due = self.sender.next_deadline()
         if due is not None and not self._closed:
-            self._timer = self._loop.call_later(max(0.0, due - now), self._on_timer)
+            self._timer = self.loop.call_later(max(0.0, due - now), self._on_timer)
 
     def moved(self) -> None:
         """Wake the writers that have something to do, and tell which streams moved."""
         pieces = self.sender.queued_pieces
-        idle = [line for line in self._lines if line.idle]
-        for line in sorted(idle, key=lambda line: line.written_bytes):
-            if self.sender.has_control(line):
-                line.wake.set()
+        idle = [conn for conn in self._connections if conn.idle]
+        for conn in sorted(idle, key=lambda conn: conn.written_bytes):
+            if self.sender.has_control(conn):
+                conn.wake.set()
             elif pieces:
                 pieces -= 1
-                line.wake.set()
+                conn.wake.set()
         self.tell()
 
     def tell(self) -> None:
@@ -173,10 +173,10 @@ class Peer:
         self.settle()
         self._closed = True
         for _ in range(_FAREWELL_TURNS):  # let the peer hear of it, if it listens
-            if not any(line.has_control for line in self._lines):
+            if not any(conn.has_control for conn in self._connections):
                 break
             await asyncio.sleep(0.01)
-        tasks = list(self._lines.values())
+        tasks = list(self._connections.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -187,41 +187,41 @@ class Peer:
         now = monotonic()
         self.sender.expire(now)
         for conn in self.sender.silent(now):
-            assert isinstance(conn, _Line)
+            assert isinstance(conn, _Connection)
             conn.wire.fail(TimeoutError("nothing was heard"))
         self.settle()
 
-    async def _serve(self, line: "_Line") -> None:
+    async def _serve(self, conn: "_Connection") -> None:
         """One connection from dialling to its end."""
         try:
-            await line.run()
+            await conn.run()
         except asyncio.CancelledError:
-            self._ended(line, "the sender is closed")
+            self._ended(conn, "the sender is closed")
             raise
         except (HandshakeRefused, ssl.SSLError) as error:
             reason = f"{self.route.address}: {error}"
             if self.sender.streams:  # of connections dialled together the first one tells
                 log.warning("KV connection refused: %s", reason)
             self.sender.fail_all(reason)
-            self._ended(line, reason)
+            self._ended(conn, reason)
         except BROKEN as error:
-            self._ended(line, f"{self.route.address}: {type(error).__name__}: {error}")
+            self._ended(conn, f"{self.route.address}: {type(error).__name__}: {error}")
         except Exception as error:  # a mistake here must not leave anyone waiting
             log.exception("the KV connection to %s failed", self.route.address)
             self.sender.fail_all(f"{type(error).__name__}: {error}")
-            self._ended(line, str(error))
+            self._ended(conn, str(error))
 
-    def _ended(self, line: "_Line", reason: str) -> None:
-        del self._lines[line]
+    def _ended(self, conn: "_Connection", reason: str) -> None:
+        del self._connections[conn]
         now = monotonic()
-        if line in self.sender.connections:
-            self.sender.disconnected(line, reason, now)
+        if conn in self.sender.connections:
+            self.sender.disconnected(conn, reason, now)
         else:
             self.sender.undialled(reason, now)
         self.settle()
 
 
-class _Line:
+class _Connection:
     """One connection to the peer."""
 
     def __init__(self, peer: Peer) -> None:
@@ -234,10 +234,10 @@ class _Line:
         self._handshake = Dialler(hello, identity.secret, identity.terms)
         self._asked_at: float | None = None
         self._rtt_s: float | None = None
-        self._greeted: asyncio.Future[int] = peer._loop.create_future()
+        self._greeted: asyncio.Future[int] = peer.loop.create_future()
         # Whoever waited may be gone by then; asyncio would call the failure forgotten.
         self._greeted.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._ended: asyncio.Future[Exception] = peer._loop.create_future()
+        self._ended: asyncio.Future[Exception] = peer.loop.create_future()
         self._control: list[Frame] = []
         self.wire = Wire(
             lambda data, nbytes: False, self._made, self._arrived, self._lost, peer.buffer()
@@ -275,7 +275,7 @@ class _Line:
         tls = None if peer.identity.tls is None else OneConnection(peer.identity.tls)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                await peer._loop.create_connection(
+                await peer.loop.create_connection(
                     lambda: self.wire,
                     host,
                     int(port),
