@@ -1,33 +1,23 @@
-"""What the gateway knows of each worker's cached prefixes: hashes of 16-token blocks, bounded."""
+"""What the gateway knows of each worker's cached prefixes: names of 16-token blocks, bounded.
 
-import struct
+All workers serve one model, so unlike theirs the names are without its fingerprint.
+"""
+
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 
-BLOCK = 16
-BLOCK_BYTES = 4 * BLOCK
-DIGEST_BYTES = 16
+from workers.kv.prefix import CANONICAL_TOKENS as BLOCK
+from workers.kv.prefix import block_names
 
 
 def block_hashes(
-    ids: Sequence[int], cache_salt: str, known: tuple[bytes, ...] = ()
+    ids: Sequence[int], cache_salt: str, known: Sequence[bytes] = ()
 ) -> tuple[bytes, ...]:
     """Chained hashes of the complete canonical blocks of `ids`; the salt starts the chain.
 
     `known` are those of its first blocks, and are not computed again.
     """
-    begun, whole = len(known) * BLOCK, len(ids) // BLOCK * BLOCK
-    words = struct.pack(f"<{whole - begun}I", *ids[begun:whole])
-    parent = blake2b(cache_salt.encode(), digest_size=DIGEST_BYTES).digest()
-    if known:
-        parent = known[-1]
-    hashes = list(known)
-    for start in range(0, len(words), BLOCK_BYTES):
-        block = words[start : start + BLOCK_BYTES]
-        parent = blake2b(parent + block, digest_size=DIGEST_BYTES).digest()
-        hashes.append(parent)
-    return tuple(hashes)
+    return block_names("", cache_salt, ids, known)
 
 
 class PrefixBook:

@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 CANONICAL_TOKENS = 16
 _DIGEST_BYTES = 16
-_IDS = struct.Struct(f"<{CANONICAL_TOKENS}I")
+_BLOCK_BYTES = 4 * CANONICAL_TOKENS
 
 
 @lru_cache(maxsize=1024)
@@ -25,21 +25,26 @@ def root_key(fingerprint: str, cache_salt: str) -> bytes:
     return digest.digest()
 
 
-def next_key(parent: bytes, ids: Sequence[int]) -> bytes:
-    """The name of the canonical block `ids` (16 token ids) after `parent`."""
-    return blake2b(parent + _IDS.pack(*ids), digest_size=_DIGEST_BYTES).digest()
+def block_names(
+    fingerprint: str, cache_salt: str, tokens: Sequence[int], known: Sequence[bytes] = ()
+) -> tuple[bytes, ...]:
+    """The names of all whole canonical blocks of `tokens`.
 
-
-def block_names(fingerprint: str, cache_salt: str, tokens: Sequence[int]) -> tuple[bytes, ...]:
-    """The names of all whole canonical blocks of `tokens`."""
-    chain: list[bytes] = []
+    `known` are those of the first blocks, and are not computed again.
+    """
+    chain = list(known)
     extend_chain(chain, root_key(fingerprint, cache_salt), tokens, len(tokens))
     return tuple(chain)
 
 
 def extend_chain(chain: list[bytes], root: bytes, tokens: Sequence[int], count: int) -> None:
     """Append to `chain` the names of the canonical blocks of `tokens[:count]` it lacks."""
-    for block in range(len(chain), count // CANONICAL_TOKENS):
-        start = block * CANONICAL_TOKENS
-        parent = chain[-1] if chain else root
-        chain.append(next_key(parent, tokens[start : start + CANONICAL_TOKENS]))
+    begun, end = len(chain) * CANONICAL_TOKENS, count // CANONICAL_TOKENS * CANONICAL_TOKENS
+    if begun >= end:
+        return
+    words = struct.pack(f"<{end - begun}I", *tokens[begun:end])
+    parent = chain[-1] if chain else root
+    for at in range(0, len(words), _BLOCK_BYTES):
+        block = words[at : at + _BLOCK_BYTES]
+        parent = blake2b(parent + block, digest_size=_DIGEST_BYTES).digest()
+        chain.append(parent)

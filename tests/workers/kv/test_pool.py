@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from workers.kv.pool import BlockCopy, BlockPool, BlockTable, PoolFull
-from workers.kv.prefix import extend_chain, next_key, root_key
+from workers.kv.prefix import block_names, extend_chain, root_key
 
 
 def names(tokens: list[int], unit_tokens: int) -> list[bytes]:
@@ -168,13 +168,14 @@ def test_names_depend_on_model_salt_and_all_earlier_tokens() -> None:
     ids = list(range(16))
     roots = {root_key("a", ""), root_key("b", ""), root_key("a", "salt"), root_key("as", "alt")}
     assert len(roots) == 4
-    keys = {next_key(root, ids) for root in roots}
-    assert len(keys) == 4
-    assert next_key(root_key("a", ""), [*ids[:15], 16]) not in keys
+    names = {block_names(*of, ids) for of in (("a", ""), ("b", ""), ("a", "salt"), ("as", "alt"))}
+    assert len(names) == 4
+    assert block_names("a", "", [*ids[:15], 16]) not in names
+    assert block_names("a", "", ids * 2)[1] not in {first for (first,) in names}
 
 
 def test_names_are_the_same_in_another_process() -> None:
-    code = "from workers.kv.prefix import *; print(next_key(root_key('m', 's'), range(16)).hex())"
+    code = "from workers.kv.prefix import *; print(block_names('m', 's', range(16))[0].hex())"
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -184,7 +185,7 @@ def test_names_are_the_same_in_another_process() -> None:
             timeout=30,
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
         )
-        assert done.stdout.strip() == next_key(root_key("m", "s"), range(16)).hex()
+        assert done.stdout.strip() == block_names("m", "s", range(16))[0].hex()
 
 
 class Accounting(RuleBasedStateMachine):
