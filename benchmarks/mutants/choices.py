@@ -119,5 +119,5 @@ CHOICES = (
             "        self.ctx.world",
         ),
     ),
-    broken("queue", "the salt is ignored", P + "prefixes", ("cache_salt.encode()", 'b""')),
+    broken("queue", "the salt is ignored", P + "prefixes", ("cache_salt, ids", '"", ids')),
 )

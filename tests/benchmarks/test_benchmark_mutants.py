@@ -8,7 +8,7 @@ import pytest
 from benchmarks.mutants import run as bench
 from benchmarks.mutants.catalogue import MUTANTS
 from benchmarks.mutants.exceptions import EXCEPTIONS
-from benchmarks.mutants.mutant import Mutant, broken
+from benchmarks.mutants.mutant import Mutant, broken, mutate
 from orchestrator.cli.main import run
 
 NOTICED = "every piece counts twice"
@@ -39,6 +39,11 @@ def test_one_that_is_neither_is_a_failure(capsys: pytest.CaptureFixture[str]) ->
     assert MUTANTS[SUBTLE].exempt is None
     assert run(["bench", "mutants", SUBTLE, "--seeds", "1", "--jobs", "1"]) == 1
     assert SUBTLE in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_rule_it_breaks_is_still_there(name: str) -> None:
+    compile(mutate(MUTANTS[name]), name, "exec")
 
 
 def test_every_exception_is_a_mutants() -> None:
