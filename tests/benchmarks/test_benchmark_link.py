@@ -1,6 +1,6 @@
 """`pdd bench link` with small transfers of random KV: what it measures arrives, whatever happens.
 
-Needs root, else it is skipped.
+Most of it needs root, else it is skipped.
 """
 
 from pathlib import Path
@@ -11,9 +11,8 @@ import pytest
 from benchmarks.link import accidents, run
 from benchmarks.link.kv import HEADS, LAYERS, SIZE, TOKEN_BYTES
 from benchmarks.link.line import opened
+from orchestrator.cli.main import run as pdd
 from tests.transport.lab.lab_support import needs_lab
-
-pytestmark = needs_lab
 
 MIB = 1 << 20
 
@@ -27,6 +26,7 @@ def kv(tmp_path: Path) -> Path:
     return path
 
 
+@needs_lab
 def test_cells_of_one_line(kv: Path) -> None:
     with opened(1.0, 0.0) as lab:
         cells = run._ours(lab, kv, (1, 2), ("raw",), 2, lambda line: None)
@@ -37,6 +37,7 @@ def test_cells_of_one_line(kv: Path) -> None:
         assert low <= cell["effective_gbps"] <= high
 
 
+@needs_lab
 def test_every_accident_is_survived(kv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"SIZE_MIB": 4, "LARGE_MIB": 8, "CUT_S": 0.3, "HARM_AFTER_S": 0.0, "DAMAGE_EVERY": 10}
     for name, value in small.items():
@@ -61,3 +62,10 @@ def test_every_accident_is_survived(kv: Path, monkeypatch: pytest.MonkeyPatch) -
     assert rows[0]["resent_bytes"] == 0
     assert rows[3]["resent_bytes"] > 0
     assert rows[1]["seconds"] >= 0.3
+
+
+def test_a_codec_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pdd(["bench", "link", "--codec", "int8", "--codec", "int5"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("--codec: codec 'int5': known are lossless, ")

@@ -10,6 +10,7 @@ from benchmarks.link import run as link_bench
 from benchmarks.link.processes import BenchFailed
 from orchestrator.cli.output import Format, FormatOption, print_json, tell
 from orchestrator.errors import UserError
+from transport.codecs.choose import check_policy
 from transport.lab.lab import LabError
 
 COLUMNS = ("wire_gbps", "effective_gbps", "iperf3_gbps", "mooncake_gbps")
@@ -32,6 +33,11 @@ def link(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """KV over a line between two network namespaces, in Gbps. Needs root; minutes."""
+    for policy in codec or ():
+        try:
+            check_policy(policy)
+        except ValueError as error:
+            raise UserError(f"--codec: {error}") from error
     try:
         result = link_bench.run(
             lines_gbps=tuple(gbps or link_bench.LINES_GBPS),
