@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import monotonic, thread_time
@@ -22,32 +23,35 @@ _LOOK_EVERY_S = 1.0
 
 
 class FreeCores:
-    """How many cores coding may use: those that idle, and those that coding keeps busy itself."""
+    """How many cores coding may use: those that idle, and those that coding keeps busy itself.
 
-    def __init__(self) -> None:
-        self._cores = float(os.cpu_count() or 1)
-        self._looked_at = monotonic()
+    `busy_share`: how much of all `cores` was used since it was asked last; it is first asked here.
+    """
+
+    def __init__(self, cores: int, busy_share: Callable[[], float], now: float) -> None:
+        self._cores = cores
+        self._busy_share = busy_share
+        self._looked_at = now
         self._coding_s = 0.0
         self._lock = threading.Lock()
-        self.free = self._cores
-        psutil.cpu_percent(None)  # the first answer says nothing
+        self._free = float(cores)
+        busy_share()
 
     def coded(self, seconds: float) -> None:
         """A thread has coded for so long."""
         with self._lock:
             self._coding_s += seconds
 
-    def look(self) -> float:
+    def look(self, now: float) -> float:
         """The cores, as of the last second or so."""
-        now = monotonic()
         passed_s = now - self._looked_at
         if passed_s >= _LOOK_EVERY_S:
             with self._lock:
                 ours, self._coding_s = self._coding_s / passed_s, 0.0
-            idle = self._cores * (1.0 - psutil.cpu_percent(None) / 100.0)
-            self.free = min(self._cores, idle + ours)
+            idle = self._cores * (1.0 - self._busy_share())
+            self._free = min(self._cores, idle + ours)
             self._looked_at = now
-        return self.free
+        return self._free
 
 
 class Coder:
@@ -55,16 +59,17 @@ class Coder:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="kv-encode")
-        self._cores = FreeCores()
+        self._cores = FreeCores(
+            os.cpu_count() or 1, lambda: psutil.cpu_percent(None) / 100.0, monotonic()
+        )
         self._pool.submit(warm)  # now, rather than while a first request waits
 
     async def code(
         self, stream: StreamId, piece: Slice, policy: str, goodput_bytes_per_s: float | None
     ) -> Data:
         """A frame of `piece`, by the codec that is fastest now. Raises ValueError."""
-        codec = choose(
-            policy, goodput_bytes_per_s=goodput_bytes_per_s, free_cores=self._cores.look()
-        )
+        free_cores = self._cores.look(monotonic())
+        codec = choose(policy, goodput_bytes_per_s=goodput_bytes_per_s, free_cores=free_cores)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._coded, stream, piece, codec)
 
