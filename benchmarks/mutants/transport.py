@@ -41,7 +41,7 @@ TRANSPORT = (
         "sender",
         (
             "                elif asked or not out.awaiting:",
-            "                elif not self._lines:",
+            "                elif not self._connections:",
         ),
     ),
     _m(
@@ -104,17 +104,17 @@ TRANSPORT = (
         "a cancelled stream is not told",
         "sender",
         (
-            "                self._lines.cancel(Cancel(out.stream, reason))\n",
+            "                self._connections.cancel(Cancel(out.stream, reason))\n",
             "                pass\n",
         ),
         exempt="the receiver hears of it when its leg is stopped",
     ),
     _m(
         "a silent connection is kept",
-        "lines",
+        "connections",
         (
-            "        return [c for c, line in self._lines.items() "
-            "if now >= line.heard_at + SILENCE_S]\n",
+            "        return [c for c, held in self._connections.items() "
+            "if now >= held.heard_at + SILENCE_S]\n",
             "        return []\n",
         ),
         exempt="the receiver closes it as well, and the stream gives up",
@@ -154,7 +154,7 @@ TRANSPORT = (
         "a piece of another session is taken",
         "receiver",
         (
-            "        if incoming.session != line.session:\n            return",
+            "        if incoming.session != connection.session:\n            return",
             "        if False:\n            return",
         ),
         exempt="its bits are right; only what a restarted sender is told could differ",
@@ -163,7 +163,7 @@ TRANSPORT = (
         "the first attempt of a new session is taken for an old one",
         "receiver",
         (
-            "        elif incoming.session == line.session and frame.attempt <=",
+            "        elif incoming.session == connection.session and frame.attempt <=",
             "        elif frame.attempt <=",
         ),
         exempt="a worker that was started again does not know the streams of its life before",
@@ -172,10 +172,10 @@ TRANSPORT = (
         "pieces are acknowledged on another connection",
         "receiver",
         (
-            "            for line in self._lines_of(brought):\n"
-            "                line.acks.setdefault(data.stream, []).append(data.key)\n",
-            "            for line in list(self._lines.values())[:1]:\n"
-            "                line.acks.setdefault(data.stream, []).append(data.key)\n",
+            "            for connection in self._connections_of(brought):\n"
+            "                connection.acks.setdefault(data.stream, []).append(data.key)\n",
+            "            for connection in list(self._connections.values())[:1]:\n"
+            "                connection.acks.setdefault(data.stream, []).append(data.key)\n",
         ),
         exempt=RARE,
     ),
@@ -192,7 +192,10 @@ TRANSPORT = (
     _m(
         "a damaged piece is not asked for again",
         "receiver",
-        ("            line.out.append(Again(data.stream, (data.key,)))\n", "            pass\n"),
+        (
+            "            connection.out.append(Again(data.stream, (data.key,)))\n",
+            "            pass\n",
+        ),
         exempt=RARE,
     ),
     _m(
@@ -205,7 +208,7 @@ TRANSPORT = (
         "an offer is answered while a lost connection's pieces are being stored",
         "receiver",
         (
-            "        if any(held.brought[0] not in self._lines "
+            "        if any(held.brought[0] not in self._connections "
             "for held in incoming.pending.values()):\n",
             "        if False:\n",
         ),

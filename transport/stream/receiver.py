@@ -39,7 +39,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(slots=True)
-class _Line:
+class _Connection:
     """One connection."""
 
     session: bytes
@@ -69,7 +69,7 @@ class Receiver:
         self._resume_s = resume_s
         self._streams: dict[StreamId, Incoming] = {}
         self._ended: dict[StreamId, str | None] = {}  # None: completed, else why it broke
-        self._lines: dict[Conn, _Line] = {}
+        self._connections: dict[Conn, _Connection] = {}
         self._held: dict[Conn, _Held] = {}
 
     @property
@@ -90,18 +90,18 @@ class Receiver:
 
     def connected(self, conn: Conn, session: bytes) -> None:
         """A sender that has proved itself is there."""
-        self._lines[conn] = _Line(session)
+        self._connections[conn] = _Connection(session)
 
     def disconnected(self, conn: Conn, now: float) -> None:
         """`conn` broke; streams whose sender has no other wait for a new offer."""
-        line = self._lines.pop(conn, None)
-        if line is None:
+        connection = self._connections.pop(conn, None)
+        if connection is None:
             return
         if conn in self._held and not self._held[conn].nbytes:
             del self._held[conn]
-        alone = not any(other.session == line.session for other in self._lines.values())
+        alone = not self._of(connection.session)
         for incoming in list(self._streams.values()):
-            if incoming.session != line.session:
+            if incoming.session != connection.session:
                 continue
             if incoming.asked is not None and incoming.asked[0] == conn:
                 incoming.asked = None
@@ -111,24 +111,30 @@ class Receiver:
 
     def serves(self, conn: Conn) -> bool:
         """Whether some stream may come on `conn` now."""
-        line = self._lines.get(conn)
-        return line is not None and any(s.session == line.session for s in self._streams.values())
+        connection = self._connections.get(conn)
+        return connection is not None and any(
+            s.session == connection.session for s in self._streams.values()
+        )
 
     def ready(self) -> list[Conn]:
         """Connections for which `take` has something."""
-        return [conn for conn, line in self._lines.items() if line.out or line.acks]
+        return [
+            conn
+            for conn, connection in self._connections.items()
+            if connection.out or connection.acks
+        ]
 
     def take(self, conn: Conn) -> list[Frame]:
         """Everything to write on `conn` now; acknowledgements are batched by waiting here."""
-        line = self._lines.get(conn)
-        if line is None:
+        connection = self._connections.get(conn)
+        if connection is None:
             return []
         frames: list[Frame] = []
-        for stream, keys in line.acks.items():
+        for stream, keys in connection.acks.items():
             for at in range(0, len(keys), _ACKS_PER_FRAME):
                 frames.append(Ack(stream, tuple(keys[at : at + _ACKS_PER_FRAME])))
-        frames += line.out
-        line.acks, line.out = {}, []
+        frames += connection.out
+        connection.acks, connection.out = {}, []
         return frames
 
     # ------------------------------------------------------------ what arrives
@@ -136,7 +142,7 @@ class Receiver:
     def handle(self, conn: Conn, frame: Frame, now: float) -> None:
         """Take one frame without a body; kinds that are not a receiver's are ignored."""
         row = _ROWS.get(type(frame))
-        if row is not None and conn in self._lines:
+        if row is not None and conn in self._connections:
             row(self, conn, frame, now)
 
     def admit(self, conn: Conn, data: Data, body_bytes: int, now: float) -> Verdict:
@@ -145,15 +151,15 @@ class Receiver:
         Raises OverCredit when the sender has gone far beyond its credit. Twice is borne: what it
         cancelled may still be on its way.
         """
-        line = self._lines.get(conn)
-        if line is None:
+        connection = self._connections.get(conn)
+        if connection is None:
             return Verdict.SKIP
         incoming = self._streams.get(data.stream)
         if incoming is None:
-            line.out.append(self._last_word(data.stream))
+            connection.out.append(self._last_word(data.stream))
             return Verdict.SKIP
         key = data.key
-        if incoming.session != line.session:
+        if incoming.session != connection.session:
             return Verdict.SKIP  # from before a restart of the sender
         if key in incoming.pending:
             incoming.pending[key].repeated(conn)
@@ -168,9 +174,9 @@ class Receiver:
             incoming.skipped[key] = conn
             return Verdict.SKIP
         if incoming.has(key):
-            line.acks.setdefault(data.stream, []).append(key)
+            connection.acks.setdefault(data.stream, []).append(key)
             return Verdict.SKIP
-        self._hold(conn, line.session, body_bytes)
+        self._hold(conn, connection.session, body_bytes)
         if incoming.first_at is None:
             incoming.first_at = now
         incoming.pending[key] = Pending(data, [conn])
@@ -194,8 +200,8 @@ class Receiver:
             return
         if error is None:
             incoming.store(data, body_bytes)
-            for line in self._lines_of(brought):
-                line.acks.setdefault(data.stream, []).append(data.key)
+            for connection in self._connections_of(brought):
+                connection.acks.setdefault(data.stream, []).append(data.key)
             self._answer_if_settled(incoming)
             self._complete_if_whole(incoming, now)
         elif isinstance(error, CorruptFrame):
@@ -252,21 +258,23 @@ class Receiver:
     # ------------------------------------------------------------ rows
 
     def _offered(self, conn: Conn, frame: Offering, now: float) -> None:
-        offer, line = frame.offer, self._lines[conn]
+        offer, connection = frame.offer, self._connections[conn]
         stream = offer.stream
         if stream in self._ended:
-            line.out.append(self._last_word(stream))
+            connection.out.append(self._last_word(stream))
             return
         incoming = self._streams.get(stream)
         if incoming is None:
-            incoming = Incoming(offer=offer, session=line.session, give_up_at=now + self._resume_s)
+            incoming = Incoming(
+                offer=offer, session=connection.session, give_up_at=now + self._resume_s
+            )
             self._streams[stream] = incoming
         elif incoming.offer != offer:
-            line.out.append(Refuse(stream, "offered before with other terms"))
+            connection.out.append(Refuse(stream, "offered before with other terms"))
             return
-        elif incoming.session == line.session and frame.attempt <= incoming.attempt:
+        elif incoming.session == connection.session and frame.attempt <= incoming.attempt:
             return  # the same attempt on another connection
-        incoming.session, incoming.attempt = line.session, frame.attempt
+        incoming.session, incoming.attempt = connection.session, frame.attempt
         incoming.asked = conn, frame.attempt
         if incoming.have is None:
             self._ask(incoming, now)
@@ -275,20 +283,20 @@ class Receiver:
             self._answer_if_settled(incoming)
 
     def _finished(self, conn: Conn, frame: Finish, now: float) -> None:
-        stream, line = frame.stream, self._lines[conn]
+        stream, connection = frame.stream, self._connections[conn]
         incoming = self._streams.get(stream)
         if incoming is not None:
             self._break(stream, f"finished with {incoming.missing} slice tokens missing")
         else:
-            line.out.append(self._last_word(stream))
+            connection.out.append(self._last_word(stream))
 
     def _cancelled(self, conn: Conn, frame: Cancel | Refuse, now: float) -> None:
         incoming = self._streams.get(frame.stream)
-        if incoming is not None and incoming.session == self._lines[conn].session:
+        if incoming is not None and incoming.session == self._connections[conn].session:
             self._break(frame.stream, frame.reason, tell=False)
 
     def _pinged(self, conn: Conn, frame: Ping, now: float) -> None:
-        self._lines[conn].out.append(Pong(frame.stamp))
+        self._connections[conn].out.append(Pong(frame.stamp))
 
     # ------------------------------------------------------------ small steps
 
@@ -302,7 +310,7 @@ class Receiver:
         if have is None:
             return
         incoming.have = have
-        incoming.give_up_at = None if self._reaches(incoming) else now + self._resume_s
+        incoming.give_up_at = None if self._of(incoming.session) else now + self._resume_s
         incoming.missing = max(0, offer.stop - incoming.first) * offer.slices_per_token
         self._answer_if_settled(incoming)
         self._complete_if_whole(incoming, now)
@@ -312,19 +320,19 @@ class Receiver:
         if incoming.asked is None or incoming.have is None:
             return
         conn, attempt = incoming.asked
-        if any(held.brought[0] not in self._lines for held in incoming.pending.values()):
+        if any(held.brought[0] not in self._connections for held in incoming.pending.values()):
             return
         incoming.asked = None
         stream = incoming.offer.stream
         accept = Accept(stream, attempt, incoming.have, incoming.ranges)
-        self._lines[conn].out.append(accept)
+        self._connections[conn].out.append(accept)
         skipped: dict[Conn, list[SliceKey]] = {}
         for key, brought in incoming.skipped.items():
             skipped.setdefault(brought, []).append(key)
         incoming.skipped.clear()
         for brought, keys in skipped.items():
-            for line in self._lines_of([brought]):
-                line.out.append(Again(stream, tuple(keys)))
+            for connection in self._connections_of([brought]):
+                connection.out.append(Again(stream, tuple(keys)))
 
     def _complete_if_whole(self, incoming: Incoming, now: float) -> None:
         if incoming.missing > 0:
@@ -346,7 +354,7 @@ class Receiver:
         stream = incoming.offer.stream
         del self._streams[stream]
         if incoming.asked is not None:  # else its sender asks once more
-            self._lines[incoming.asked[0]].out.append(Refuse(stream, reason))
+            self._connections[incoming.asked[0]].out.append(Refuse(stream, reason))
 
     def _break(self, stream: StreamId, reason: str, *, tell: bool = True) -> None:
         incoming = self._streams.pop(stream)
@@ -356,21 +364,20 @@ class Receiver:
         if incoming.have is not None:
             self._sink.broken(stream, reason)
 
-    def _reaches(self, incoming: Incoming) -> bool:
-        return any(line.session == incoming.session for line in self._lines.values())
+    def _of(self, session: bytes) -> list[_Connection]:
+        return [c for c in self._connections.values() if c.session == session]
 
     def _tell(self, incoming: Incoming, frame: Frame) -> None:
         """On every connection of its sender's: some may be dead and not yet known to be."""
-        for line in self._lines.values():
-            if line.session == incoming.session:
-                line.out.append(frame)
+        for connection in self._of(incoming.session):
+            connection.out.append(frame)
 
     def _say_again(self, data: Data, brought: list[Conn]) -> None:
-        for line in self._lines_of(brought):
-            line.out.append(Again(data.stream, (data.key,)))
+        for connection in self._connections_of(brought):
+            connection.out.append(Again(data.stream, (data.key,)))
 
-    def _lines_of(self, conns: list[Conn]) -> list[_Line]:
-        return [self._lines[conn] for conn in conns if conn in self._lines]
+    def _connections_of(self, conns: list[Conn]) -> list[_Connection]:
+        return [self._connections[conn] for conn in conns if conn in self._connections]
 
     def _hold(self, conn: Conn, session: bytes, nbytes: int) -> None:
         held = [h for h in self._held.values() if h.session == session]
@@ -385,7 +392,7 @@ class Receiver:
         if held is None:  # what was left of it had no bytes
             return
         held.nbytes -= nbytes
-        if held.nbytes <= 0 and conn not in self._lines:
+        if held.nbytes <= 0 and conn not in self._connections:
             del self._held[conn]
 
     def _unpend(self, data: Data) -> tuple[Incoming | None, list[Conn]]:

@@ -7,6 +7,7 @@ connections: whichever can write takes the next piece of the stream that ranks f
 from collections.abc import Callable, Iterable
 
 from transport.base import LinkEstimate, Offer, SliceKey, StreamId
+from transport.stream.connections import Connections
 from transport.stream.dial import Dials
 from transport.stream.frames import (
     Accept,
@@ -20,7 +21,6 @@ from transport.stream.frames import (
     Offering,
     Refuse,
 )
-from transport.stream.lines import Lines
 from transport.stream.outgoing import Conn, Flight, Outgoing, Owner, Phase
 from transport.stream.pace import DeliveryRate
 from transport.stream.ranges import Ranges
@@ -54,7 +54,7 @@ class Sender:
         self.streams: dict[StreamId, Outgoing] = {}
         self.dials = Dials(connections)
         self._resume_s = resume_s
-        self._lines = Lines()
+        self._connections = Connections()
         self._window = 0
         self._flying_bytes = 0
         self._opened = 0
@@ -83,7 +83,7 @@ class Sender:
         if offer.stream in self.streams:
             raise ValueError(f"{offer.stream} is being sent already")
         if not self.streams:  # nobody listened for silence while nothing was under way
-            self._lines.listen(now)
+            self._connections.listen(now)
         out = Outgoing(
             offer=offer,
             order=self._opened,
@@ -131,7 +131,7 @@ class Sender:
         if not out.ended:
             self._end(out, Phase.BROKEN, reason)
             if out.attempt:
-                self._lines.cancel(Cancel(out.stream, reason))
+                self._connections.cancel(Cancel(out.stream, reason))
 
     def fail_all(self, reason: str) -> None:
         """No connection will do."""
@@ -158,7 +158,7 @@ class Sender:
         """What is known of the path; `loss` is what the sockets say."""
         return LinkEstimate(
             goodput_bytes_per_s=self._goodput.bytes_per_s,
-            rtt_s=self._lines.round_trip.rtt_s,
+            rtt_s=self._connections.round_trip.rtt_s,
             loss=loss,
             queue_bytes=self._flying_bytes + sum(o.queued_bytes for o in self.streams.values()),
         )
@@ -167,15 +167,15 @@ class Sender:
 
     @property
     def connections(self) -> list[Conn]:
-        return list(self._lines)
+        return list(self._connections)
 
     def connected(self, conn: Conn, window: int, rtt_s: float | None, now: float) -> None:
         """A connection is up; `window` is the credit in the receiver's terms."""
-        self._lines.add(conn, now)
+        self._connections.add(conn, now)
         self._window = window
         self.dials.up(now)
         if rtt_s is not None:
-            self._lines.round_trip.add(rtt_s)
+            self._connections.round_trip.add(rtt_s)
         for out in self.streams.values():
             if not out.awaiting:
                 continue
@@ -186,9 +186,9 @@ class Sender:
 
     def disconnected(self, conn: Conn, reason: str, now: float) -> None:
         """A connection broke; what flew on it may be lost."""
-        if conn not in self._lines:
+        if conn not in self._connections:
             return
-        self._lines.remove(conn)
+        self._connections.remove(conn)
         self.dials.down(now, again=bool(self.streams))
         for out in list(self.streams.values()):
             lost = [key for key, flight in out.flying.items() if flight.conn == conn]
@@ -198,7 +198,7 @@ class Sender:
             out.uncertain.update(lost)
             asked = conn in out.asked_on
             out.asked_on.discard(conn)
-            if lost or asked or out.finish_sent or not self._lines:
+            if lost or asked or out.finish_sent or not self._connections:
                 out.finish_sent = False
                 out.breaks += 1
                 self._watch(out, now)
@@ -216,9 +216,9 @@ class Sender:
 
     def handle(self, conn: Conn, frame: Frame, now: float) -> None:
         """Take one frame; kinds that are not a sender's are ignored."""
-        if conn not in self._lines:
+        if conn not in self._connections:
             return
-        self._lines.heard(conn, frame, now)
+        self._connections.heard(conn, frame, now)
         if isinstance(frame, Accept | Refuse | Cancel | Ack | Again | Done):
             out = self.streams.get(frame.stream)
             if out is not None:
@@ -232,11 +232,11 @@ class Sender:
 
     def has_control(self, conn: Conn) -> bool:
         """Whether `control` would give a frame."""
-        return self._lines.has_control(conn)
+        return self._connections.has_control(conn)
 
     def control(self, conn: Conn) -> list[Frame]:
         """What to write on `conn` before any piece."""
-        return self._lines.control(conn)
+        return self._connections.control(conn)
 
     def has_data(self, conn: Conn) -> bool:
         """Whether `next_data` would give a piece."""
@@ -272,7 +272,7 @@ class Sender:
         for out in self.streams.values():
             times += [out.give_up_at, out.stall_at]
         if self.streams:
-            times += self._lines.deadlines()
+            times += self._connections.deadlines()
         return min((t for t in times if t is not None), default=None)
 
     def expire(self, now: float) -> None:
@@ -284,11 +284,11 @@ class Sender:
                 why = f": {self._last_break}" if self._last_break else ""
                 self.cancel(out, f"not accepted within {self._resume_s:g} s{why}")
         if self.streams:
-            self._lines.ping(now)
+            self._connections.ping(now)
 
     def silent(self, now: float) -> list[Conn]:
         """Connections to close: something is under way and nothing was heard for long."""
-        return self._lines.silent(now) if self.streams else []
+        return self._connections.silent(now) if self.streams else []
 
     # ------------------------------------------------------------ what arrives
 
@@ -350,7 +350,7 @@ class Sender:
     # ------------------------------------------------------------ small steps
 
     def _next(self, conn: Conn, now: float) -> Outgoing | None:
-        if conn not in self._lines:
+        if conn not in self._connections:
             return None
         able = (o for o in self.streams.values() if o.may_fly_on(conn))
         out = self._first((o for o in able if o.have is not None or self._affords(o)), now)
@@ -386,16 +386,16 @@ class Sender:
         out.promised = [(o, a, b) for o, ranges in out.acked.items() for a, b in ranges]
         if out.give_up_at is None:
             out.give_up_at = now + self._resume_s
-        if not self._lines:
+        if not self._connections:
             return
         out.attempt += 1
         everywhere = out.early and out.have is None
-        for conn in self._lines if everywhere else [self._lines.least_busy()]:
+        for conn in self._connections if everywhere else [self._connections.least_busy()]:
             self._post_offer(out, conn)
 
     def _post_offer(self, out: Outgoing, conn: Conn) -> None:
         out.asked_on.add(conn)
-        self._lines.post(Offering(out.offer, out.attempt), conn)
+        self._connections.post(Offering(out.offer, out.attempt), conn)
 
     def _settle(self, out: Outgoing, key: SliceKey, now: float) -> None:
         flight = out.flying.get(key)
@@ -412,7 +412,7 @@ class Sender:
     def _finish_if_acked(self, out: Outgoing, now: float) -> None:
         ready = out.finishing and out.phase is Phase.OPEN and not out.awaiting
         if ready and not out.unacked and not out.finish_sent:
-            out.finish_sent = self._lines.post(Finish(out.stream)) is not None
+            out.finish_sent = self._connections.post(Finish(out.stream)) is not None
             self._watch(out, now)
 
     def _watch(self, out: Outgoing, now: float) -> None:

@@ -10,9 +10,9 @@ from time import monotonic
 
 from transport.base import Sink, StreamId
 from transport.codecs.table import decode_slice
+from transport.stream.connections import SILENCE_S
 from transport.stream.frames import Data, Frame, FrameError, Goodbye, Terms
 from transport.stream.handshake import HandshakeRefused, Listener
-from transport.stream.lines import SILENCE_S
 from transport.stream.reader import Arrived
 from transport.stream.receiver import ASK_AGAIN_S, RESUME_S, WINDOW_BYTES, Receiver, Verdict
 from transport.tcp import sockets

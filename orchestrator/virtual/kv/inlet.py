@@ -10,9 +10,9 @@ from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from transport.base import Offer, Slice, StreamId, StreamStats
 from transport.codecs.table import decode_slice
+from transport.stream.connections import SILENCE_S
 from transport.stream.frames import Data, Frame, FrameError, Goodbye, Terms
 from transport.stream.handshake import HandshakeRefused, Listener
-from transport.stream.lines import SILENCE_S
 from transport.stream.receiver import ASK_AGAIN_S, RESUME_S, Receiver, Verdict
 from transport.tcp.wire import HANDSHAKE_S
 from workers.engines.simulated.engine import SimulatedEngine, WrongKV

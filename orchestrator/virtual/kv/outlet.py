@@ -8,9 +8,9 @@ from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from transport.base import StreamId
 from transport.codecs.table import encode_slice
+from transport.stream.connections import SILENCE_S
 from transport.stream.frames import Frame, FrameError, Goodbye, Hello, Proof, Terms
 from transport.stream.handshake import Dialler, HandshakeRefused
-from transport.stream.lines import SILENCE_S
 from transport.stream.outgoing import Outgoing, Phase
 from transport.stream.sender import CANCELLED, RESUME_S, Sender
 from transport.tcp.wire import HANDSHAKE_S

@@ -9,7 +9,7 @@ from orchestrator.virtual.kv.pipe import Reader
 from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from transport.base import StreamId
-from transport.stream.lines import PING_EVERY_S
+from transport.stream.connections import PING_EVERY_S
 from transport.tcp.wire import HANDSHAKE_S
 from workers.outputs import OpenStream
 from workers.streams.exports import Exports

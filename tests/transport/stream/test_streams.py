@@ -172,7 +172,7 @@ def piece_of(world: World, key: SliceKey = FIRST) -> frames.Data:
     return dataclasses.replace(data, key=key, body=b"")
 
 
-def two_lines(**options) -> World:
+def two_connections(**options) -> World:
     """A stream that was accepted, over two connections."""
     world = World([make_offer()], window=1 << 20, connections=2, **options)
     world.step(2)
@@ -203,7 +203,7 @@ def test_only_what_is_missing_is_sent_after_a_cut(world: World):
 
 
 def test_one_connection_of_two_breaks_and_the_other_goes_on():
-    world = two_lines()
+    world = two_connections()
     (out,) = world.outs
     for at in range(8):
         world.push()
@@ -276,7 +276,7 @@ def test_a_path_that_damages_everything_is_given_up(world: World):
 
 def test_a_piece_that_came_again_while_the_dead_connection_still_held_it_is_acknowledged():
     """The sender knew of the break before the receiver did: both copies must be answered."""
-    world = two_lines()
+    world = two_connections()
     (out,) = world.outs
     world.send()
     world.drain()
@@ -293,7 +293,7 @@ def test_a_piece_that_came_again_while_the_dead_connection_still_held_it_is_ackn
 
 
 def test_a_piece_that_came_again_is_asked_for_when_its_first_copy_breaks_off():
-    world = two_lines()
+    world = two_connections()
     (out,) = world.outs
     world.send()
     old = next(line for line in world.lines if line.there)
@@ -314,7 +314,7 @@ def test_a_piece_that_came_again_is_asked_for_when_its_first_copy_breaks_off():
 
 
 def test_a_done_that_is_lost_on_a_dead_connection_is_heard_on_another():
-    world = two_lines()
+    world = two_connections()
     (out,) = world.outs
     while world.todo[out.stream]:
         world.push()
@@ -624,7 +624,7 @@ def test_cancel_reaches_the_other_end(world: World):
 
 def test_cancel_is_said_again_when_its_connection_breaks():
     """A pong that answers a ping from before the cancel says nothing of it."""
-    world = two_lines()
+    world = two_connections()
     (out,) = world.outs
     world.open(make_offer("other"))
     world.step()

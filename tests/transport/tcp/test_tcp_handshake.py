@@ -240,9 +240,9 @@ def test_a_server_that_says_nothing_is_given_up(monkeypatch):
 
 
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("stream.lines", "tcp.server"):
+    for name in ("stream.connections", "tcp.server"):
         monkeypatch.setattr(f"transport.{name}.SILENCE_S", 0.4)
-    monkeypatch.setattr("transport.stream.lines.PING_EVERY_S", 0.1)
+    monkeypatch.setattr("transport.stream.connections.PING_EVERY_S", 0.1)
 
 
 def test_pings_keep_a_connection_on_which_nothing_else_is_said(monkeypatch):

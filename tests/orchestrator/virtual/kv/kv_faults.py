@@ -6,7 +6,7 @@ from random import Random
 from orchestrator.virtual.network import Accidents
 from tests.orchestrator.virtual.kv.kv_rig import SITES, KVWorld
 from transport.base import StreamId
-from transport.stream.lines import SILENCE_S
+from transport.stream.connections import SILENCE_S
 from transport.stream.receiver import RESUME_S
 from transport.tcp.wire import HANDSHAKE_S
 

@@ -15,9 +15,9 @@ from tests.orchestrator.virtual.kv.kv_faults import Trouble
 from tests.orchestrator.virtual.kv.kv_rig import COSTS, KVWorld
 from tests.workers.worker_rig import MODEL
 from transport.base import StreamId
+from transport.stream.connections import SILENCE_S
 from transport.stream.frames import Data, Finish, FrameError
 from transport.stream.framing import encode
-from transport.stream.lines import SILENCE_S
 from transport.stream.receiver import RESUME_S as RECEIVER_RESUME_S
 from transport.stream.sender import RESUME_S
 from workers.api.messages import KVFailed, Landed

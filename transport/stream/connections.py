@@ -14,7 +14,7 @@ _MAX_UNTOLD = 4096
 
 
 @dataclass(slots=True)
-class _Line:
+class _Connection:
     heard_at: float
     ping_at: float
     control: deque[Frame] = field(default_factory=deque)
@@ -22,7 +22,7 @@ class _Line:
     pinged: tuple[int, int] | None = None  # stamp, and how many of `cancelled` went before it
 
 
-class Lines:
+class Connections:
     """The connections that are up, in the order they came.
 
     A `Cancel` is told again on another connection until a pong shows that it was heard: nothing
@@ -31,51 +31,55 @@ class Lines:
 
     def __init__(self) -> None:
         self.round_trip = RoundTrip()
-        self._lines: dict[Conn, _Line] = {}
+        self._connections: dict[Conn, _Connection] = {}
         self._untold: deque[Cancel] = deque(maxlen=_MAX_UNTOLD)
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._connections)
 
     def __iter__(self) -> Iterator[Conn]:
-        return iter(list(self._lines))
+        return iter(list(self._connections))
 
     def __contains__(self, conn: Conn) -> bool:
-        return conn in self._lines
+        return conn in self._connections
 
     def add(self, conn: Conn, now: float) -> None:
         """A connection is up."""
-        self._lines[conn] = _Line(heard_at=now, ping_at=now + PING_EVERY_S)
+        self._connections[conn] = _Connection(heard_at=now, ping_at=now + PING_EVERY_S)
         while self._untold:
             self.cancel(self._untold.popleft())
 
     def remove(self, conn: Conn) -> None:
         """A connection broke."""
-        for cancel in self._lines.pop(conn).cancelled:
+        for cancel in self._connections.pop(conn).cancelled:
             self.cancel(cancel)
 
     def listen(self, now: float) -> None:
         """Silence counts from now on: nothing was under way before."""
-        for line in self._lines.values():
-            line.heard_at, line.ping_at = now, now + PING_EVERY_S
+        for connection in self._connections.values():
+            connection.heard_at, connection.ping_at = now, now + PING_EVERY_S
 
     def heard(self, conn: Conn, frame: Frame, now: float) -> None:
         """Something arrived on `conn`."""
-        line = self._lines[conn]
-        line.heard_at = now
-        if isinstance(frame, Pong) and line.pinged is not None and frame.stamp == line.pinged[0]:
+        connection = self._connections[conn]
+        connection.heard_at = now
+        if (
+            isinstance(frame, Pong)
+            and connection.pinged is not None
+            and frame.stamp == connection.pinged[0]
+        ):
             self.round_trip.add(now - frame.stamp / 1e9)
-            del line.cancelled[: line.pinged[1]]
-            line.pinged = None
+            del connection.cancelled[: connection.pinged[1]]
+            connection.pinged = None
 
     # ------------------------------------------------------------ what is to be written
 
     def post(self, frame: Frame, conn: Conn | None = None) -> Conn | None:
         """Write a frame on `conn`, or else on the first; None: there is no connection."""
         if conn is None:
-            conn = next(iter(self._lines), None)
+            conn = next(iter(self._connections), None)
         if conn is not None:
-            self._lines[conn].control.append(frame)
+            self._connections[conn].control.append(frame)
         return conn
 
     def cancel(self, cancel: Cancel) -> None:
@@ -84,21 +88,21 @@ class Lines:
         if conn is None:
             self._untold.append(cancel)
         else:
-            self._lines[conn].cancelled.append(cancel)
+            self._connections[conn].cancelled.append(cancel)
 
     def least_busy(self) -> Conn:
         """Where a frame goes out soonest."""
-        return min(self._lines, key=lambda conn: len(self._lines[conn].control))
+        return min(self._connections, key=lambda conn: len(self._connections[conn].control))
 
     def has_control(self, conn: Conn) -> bool:
         """Whether `control` would give a frame."""
-        return conn in self._lines and bool(self._lines[conn].control)
+        return conn in self._connections and bool(self._connections[conn].control)
 
     def control(self, conn: Conn) -> list[Frame]:
         """What to write on `conn` before any piece."""
-        if conn not in self._lines:
+        if conn not in self._connections:
             return []
-        control = self._lines[conn].control
+        control = self._connections[conn].control
         frames = list(control)
         control.clear()
         return frames
@@ -107,20 +111,20 @@ class Lines:
 
     def deadlines(self) -> Iterator[float]:
         """When to ping and when to hang up, while something is under way."""
-        for line in self._lines.values():
-            yield line.ping_at
-            yield line.heard_at + SILENCE_S
+        for connection in self._connections.values():
+            yield connection.ping_at
+            yield connection.heard_at + SILENCE_S
 
     def ping(self, now: float) -> None:
         """Ping where it is time."""
-        for line in self._lines.values():
-            if now >= line.ping_at:
-                line.ping_at = now + PING_EVERY_S
+        for connection in self._connections.values():
+            if now >= connection.ping_at:
+                connection.ping_at = now + PING_EVERY_S
                 stamp = int(now * 1e9)
-                line.control.append(Ping(stamp))
-                if line.pinged is None:
-                    line.pinged = stamp, len(line.cancelled)
+                connection.control.append(Ping(stamp))
+                if connection.pinged is None:
+                    connection.pinged = stamp, len(connection.cancelled)
 
     def silent(self, now: float) -> list[Conn]:
         """Connections on which nothing was heard for too long."""
-        return [c for c, line in self._lines.items() if now >= line.heard_at + SILENCE_S]
+        return [c for c, held in self._connections.items() if now >= held.heard_at + SILENCE_S]
