@@ -25,7 +25,7 @@ OUTPUT_TOKENS = (5.0, 0.75)
 STEPPED_PART = 10
 LOOP_ADDITIONS = 5_000_000
 
-KV_BYTES_PER_TOKEN = 327_680  # Llama-3.1-70B, FACTS section 6
+KV_BYTES_PER_TOKEN = 327_680  # Llama-3.1-70B in bfloat16
 NEAR = MeasuredCosts(
     prefill_tokens_per_s=15_000, decode_step_s=0.030, context_s=1.5e-7, sequence_s=0.0003
 )

@@ -3,8 +3,8 @@
 Every way gets the same arrivals. Three share a line over which each transfer is striped, so that
 one alone may fill it: `fair` (all at once, equal shares, as TCP would), `fifo` (one after the
 other), `ours` (the lowest `transport.stream.schedule.rank`, preemptive). The fourth, `pool`, is
-PDD's own: a connection per transfer out of a bounded pool. It is what FACTS section 7 calibrates,
-so it says whether this is the right workload.
+PDD's own: a connection per transfer out of a bounded pool. Its published figures are the pool's, so
+that one says whether this is the right workload.
 
 Transfers are fluid. What is left out is the same for every way over striped connections: the
 line's delay and the time of a last piece on one connection (7 ms for 256 KiB at PDD's 288 Mbps).
@@ -22,11 +22,11 @@ from typing import Any
 
 from transport.stream.schedule import AGEING_SHARE, ageing_bytes_per_s, rank
 
-# PDD (FACTS section 1): a prompt's KV whole, the mean of what a hit leaves to be sent, the line.
+# PDD, arXiv 2609.13161: a prompt's KV whole, the mean of what a hit leaves to be sent, the line.
 PROMPT_BYTES = 65_536 * 4_290
 MEAN_MISS = 0.1
 LINE_BYTES_PER_S = 20e9 / 8
-# Its fit (FACTS section 7): requests come at LOAD of the line, then for BURST_S at BURST times
+# Fitted to its P50 and P99: requests come at LOAD of the line, then for BURST_S at BURST times
 # that; PDD's pool holds so many connections, none faster than its cap.
 LOAD = 0.88
 BURST = 2.7

@@ -1,6 +1,6 @@
 """Where a request runs: route and workers, from predicted latency. A pure function.
 
-Formulas: FACTS section 2. KV arrives T_kv = max(0, (queue + V) / B - prefill) + d after prefill
+Formulas after PDD, arXiv 2609.13161. KV arrives T_kv = max(0, (queue + V) / B - prefill) + d after prefill
 ends, with the link's queue, B and d as they are believed now (`state.links`); a relay hides it when
 N = T_kv / tau_R tokens fit the output.
 """

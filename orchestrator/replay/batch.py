@@ -1,4 +1,4 @@
-"""Continuous batching in closed form (FACTS: a step takes A(b) + B S, and S grows by b).
+"""Continuous batching in closed form (a step takes A(b) + B S, and S grows by b).
 
 With S the sum of contexts of a batch of b, n steps that also compute c prompt tokens each take
 

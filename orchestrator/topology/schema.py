@@ -19,7 +19,7 @@ from orchestrator.topology.units import (
 from transport.tls import TlsFiles
 from workers.api.messages import Role
 
-# The way of a fibre is longer than the straight line (FACTS 4: 1.2-1.5), and light in glass
+# The way of a fibre is longer than the straight line (1.2-1.5 times), and light in glass
 # needs 4.9 microseconds a kilometre.
 ROUTE_FACTOR = 1.25
 FIBRE_S_PER_KM = 4.9e-6

@@ -107,7 +107,7 @@ def test_arrivals() -> None:
     times = [transfer.at for transfer in narrow]
     assert times == [transfer.at for transfer in skewed]
     assert times == sorted(times)
-    # 180 Gbps without hits at 80 requests/s (FACTS section 1).
+    # 180 Gbps without hits at 80 requests/s (PDD, arXiv 2609.13161).
     unhit_bits_per_s = 8 * 80 * PROMPT_BYTES
     assert unhit_bits_per_s == pytest.approx(180e9, rel=0.001)
     calm = sum(at <= 275 for at in times) / 275
@@ -190,7 +190,7 @@ def result() -> dict[str, Any]:
 
 
 def test_the_pool_is_as_facts_calibrates_it(result: dict[str, Any]) -> None:
-    """FACTS: a calibration, not unique; so much of it that the workload is the same kind."""
+    """A calibration, not unique; so much of it that the workload is the same kind."""
     for spread, figures in FITTED.items():
         for column, seconds in figures.items():
             assert result["pool"][spread][column] == pytest.approx(seconds, rel=0.2)

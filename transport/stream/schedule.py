@@ -1,7 +1,7 @@
 """Whose piece goes next over the link: shortest remaining first, with ageing and weights."""
 
 # Bytes of rank that a second of waiting is worth, as a share of the line's bytes per second.
-# FACTS section 7: 0.004-0.012. Chosen by the table of `pdd bench schedule --seeds 24`: P99 is at
+# 0.004-0.012 is good. Chosen by the table of `pdd bench schedule --seeds 24`: P99 is at
 # its best and flat from 0.004 to 0.006, whether sizes are much the same or far apart, and the more
 # ageing, the shorter the longest transfer. Without any, transfers of much the same size end up a
 # fifth worse at P99 than over a connection for each.
@@ -21,7 +21,7 @@ def ageing_bytes_per_s(line_bytes_per_s: float | None) -> float:
 def rank(
     remaining_bytes: float, waited_s: float, weight: float, ageing_bytes_per_s: float
 ) -> float:
-    """A transfer's place in the queue, in bytes; the lowest goes first (FACTS section 7).
+    """A transfer's place in the queue, in bytes; the lowest goes first.
 
     `remaining_bytes` are those not yet handed to a connection, `waited_s` the time since the
     transfer began, served or not. `weight`, above 0, makes a transfer count as if it were that

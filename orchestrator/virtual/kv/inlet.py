@@ -194,7 +194,10 @@ class Inlet:
         """Check, decode and put one piece; what went wrong."""
         try:
             whole.check()
-            self.put(frame.stream, decode_slice(frame))
+            piece = decode_slice(frame)
+            _, _, start, stop = piece.key
+            wanted = max(start, self._receiver.have(frame.stream))
+            self.put(frame.stream, piece.tokens(wanted, stop))
         except WrongKV as error:
             self._host.wrong_kv(frame.stream, error)
             return error

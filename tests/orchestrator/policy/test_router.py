@@ -330,7 +330,7 @@ def test_the_order_in_which_workers_came_decides_nothing(case: str) -> None:
 
 
 def test_predicted_times_of_the_relay_route() -> None:
-    """FACTS section 2: T_kv = max(0, V / B - prefill) + d; the relay bridges T_kv / tau_R."""
+    """T_kv = max(0, V / B - prefill) + d; the relay bridges T_kv / tau_R."""
     found = choose(ASK, TWO.world())
     assert isinstance(found, Decision)
     assert found.ttft_s == pytest.approx(600 / 200 + 0.05)

@@ -31,7 +31,7 @@ def test_the_shortest_is_first_whatever_was_sent_of_it() -> None:
 
 def test_ageing_follows_the_line() -> None:
     assert ageing_bytes_per_s(2.5e9) == AGEING_SHARE * 2.5e9
-    assert 0.004 <= AGEING_SHARE <= 0.012  # the range that FACTS section 7 found good
+    assert 0.004 <= AGEING_SHARE <= 0.012  # the range that was found good
     assert ageing_bytes_per_s(None) == ageing_bytes_per_s(UNMEASURED_LINE_BYTES_PER_S) > 0
 
 
