@@ -1,8 +1,8 @@
 """Where a request runs: route and workers, from predicted latency. A pure function.
 
-Formulas after PDD, arXiv 2609.13161. KV arrives T_kv = max(0, (queue + V) / B - prefill) + d after prefill
-ends, with the link's queue, B and d as they are believed now (`state.links`); a relay hides it when
-N = T_kv / tau_R tokens fit the output.
+Formulas after PDD, arXiv 2609.13161. KV arrives T_kv = max(0, (queue + V) / B - prefill) + d after
+prefill ends, with the link's queue, B and d as they are believed now (`state.links`); a relay hides
+it when N = T_kv / tau_R tokens fit the output.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
