@@ -13,7 +13,7 @@ from benchmarks.link.kv import TOKEN_BYTES
 from benchmarks.link.line import CONNECTIONS, opened
 from benchmarks.link.processes import ROOT, Talker
 from benchmarks.machine import machine
-from transport.lab.lab import Lab
+from transport.lab.lab import Lab, need_lab
 
 LINES_GBPS = (1.0, 3.0)
 LOSSES = (0.0, 1e-4, 1e-3)
@@ -34,6 +34,7 @@ def run(
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Medians of `repeats` in each cell. Raises LabError and BenchFailed."""
+    need_lab()
     before = machine()
     lacking = rivals.missing() if with_rivals else []
     for line in lacking:

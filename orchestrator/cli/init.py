@@ -102,15 +102,11 @@ def _checked(names: list[str], where: str) -> list[str]:
 def _write(folder: Path, authority: Authority, names: list[str]) -> list[Path]:
     """Write all or nothing: what is there already is not touched. Raises UserError."""
     pairs = {"ca": authority.pair} | {name: authority.issue(name) for name in names}
-    there = [
-        path
-        for name in pairs
-        for path in (folder / f"{name}.pem", folder / f"{name}.key")
-        if path.exists() or path.is_symlink()
-    ]
-    if there:
-        raise UserError(f"--certs: {there[0]} is there already; remove it or name another folder")
+    files = [folder / f"{name}.{kind}" for name in pairs for kind in ("pem", "key")]
     try:
+        there = next((path for path in files if path.exists() or path.is_symlink()), None)
+        if there is not None:
+            raise UserError(f"--certs: {there} is there already; remove it or name another folder")
         folder.mkdir(parents=True, exist_ok=True)
         return [path for name, pair in pairs.items() for path in _write_pair(folder, name, pair)]
     except OSError as error:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -82,6 +83,8 @@ def lab(
     While it runs it takes orders on standard input: cut, restore, or a name and a value, such as
     loss 1e-3. With --near standard input is that command's.
     """
+    # A shell that starts it in the background has it ignore Ctrl-C's signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     wanted = _Wanted(delay=delay, rate=rate, loss=loss, jitter=jitter, buffer=buffer)
     line = _changed(_base(file, link, mtu), wanted)
     with contextlib.ExitStack() as stack:

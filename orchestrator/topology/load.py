@@ -88,13 +88,15 @@ def _draft(data: dict[str, Any], raw_pools: dict[tuple[str, str], object]) -> Dr
             continue  # reported by the schema
     links = data.get("links", [])
     gateway_site = _mapping(data.get("gateway")).get("site")
-    route = _mapping(data.get("policy")).get("route", "auto")
+    policy = _mapping(data.get("policy"))
+    route, codec = policy.get("route", "auto"), policy.get("codec")
     return Draft(
         roles=roles,
         pools=pools,
         ends=tuple(map(_ends, links)) if isinstance(links, list) else (None,),
         gateway_site=gateway_site if isinstance(gateway_site, str) else None,
         route=route if isinstance(route, str) else None,
+        codec=codec if isinstance(codec, str) else None,
     )
 
 

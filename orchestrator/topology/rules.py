@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from orchestrator.topology.mistakes import Path, unknown
 from orchestrator.topology.schema import Pool
+from transport.codecs.choose import may_lose
 from workers.api.messages import Role
 
 Found = tuple[Path, str]  # where, and what is wrong
@@ -23,6 +24,7 @@ class Draft:
     ends: tuple[tuple[str, str] | None, ...]  # per link
     gateway_site: str | None
     route: str | None
+    codec: str | None
 
     def sites_with(self, role: Role) -> list[str]:
         """Sites in which some pool may take the role."""
@@ -47,6 +49,7 @@ def broken_rules(draft: Draft) -> Iterator[Found]:
     """Every rule that the draft breaks."""
     for (site, name), pool in draft.pools.items():
         yield from _pool_rules(("sites", site, "pools", name), pool)
+    yield from _codec_rules(draft)
     yield from _site_rules(draft)
     links_good = True
     for found in _link_rules(draft):
@@ -82,6 +85,17 @@ def _pool_rules(path: Path, pool: Pool) -> Iterator[Found]:
 
 
 NO_ROLES = "roles are needed until the planner exists: give at least one of prefill, relay, main"
+
+
+def _codec_rules(draft: Draft) -> Iterator[Found]:
+    simulated = [name for name, pool in draft.pools.items() if pool.engine == "simulated"]
+    if simulated and draft.codec is not None and may_lose(draft.codec):
+        site, pool = simulated[0]
+        yield (
+            ("policy", "codec"),
+            f"{draft.codec} may round KV, and the simulated engine of {site}.{pool} takes no other "
+            "bits than its own: lossless, or engine: torch",
+        )
 
 
 def _site_rules(draft: Draft) -> Iterator[Found]:

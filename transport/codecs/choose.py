@@ -43,6 +43,11 @@ def check_policy(policy: str) -> None:
         raise ValueError(f"codec {policy!r}: known are {', '.join(POLICIES)}")
 
 
+def may_lose(policy: str) -> bool:
+    """Whether KV may arrive rounded under a policy that is in POLICIES."""
+    return policy == LOSSY or (policy in SPEEDS and not SPEEDS[policy].lossless)
+
+
 def choose(policy: str, *, goodput_bytes_per_s: float | None, free_cores: float) -> str:
     """The codec for the next chunk. Raises ValueError for a policy that is not in POLICIES.
 

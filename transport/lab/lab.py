@@ -60,6 +60,14 @@ class End:
         return f"nsenter --net={self.entry}"
 
 
+def need_lab() -> None:
+    """Raises LabError where no lab can be made."""
+    if os.geteuid() != 0:
+        raise LabError("the lab makes network namespaces and devices: run it as root (sudo)")
+    if not Path("/dev/net/tun").exists():
+        raise LabError("the lab needs /dev/net/tun: load the kernel's module, modprobe tun")
+
+
 class Lab:
     """The line exists inside `with Lab(line) as lab:`; the same seed loses the same packets.
 
@@ -82,10 +90,7 @@ class Lab:
         self._shuttle: subprocess.Popen[bytes]
 
     def __enter__(self) -> Self:
-        if os.geteuid() != 0:
-            raise LabError("the lab makes network namespaces and devices: run it as root (sudo)")
-        if not Path("/dev/net/tun").exists():
-            raise LabError("the lab needs /dev/net/tun: load the kernel's module, modprobe tun")
+        need_lab()
         board_fd = Board.create()
         self._board = Board(board_fd)
         self._control, theirs = socket.socketpair()

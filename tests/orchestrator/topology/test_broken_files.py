@@ -466,3 +466,18 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
     assert mistakes(tmp_path, GOOD.replace("smollm2-135m", "./weights")) == [
         f"1:8: model: {tmp_path / 'weights'} is not a model directory: it has no config.json"
     ]
+
+
+@pytest.mark.parametrize("codec", ["int8", "lossy"])
+def test_a_codec_that_rounds_and_a_simulated_engine(tmp_path: Path, codec: str) -> None:
+    text = GOOD.replace("{chip: h200,", "{chip: h200, engine: simulated,")
+    file = tmp_path / "both.yaml"
+    file.write_text(text.replace("route: relay", f"codec: {codec}"))
+    with pytest.raises(TopologyError) as refused:
+        load_topology(file)
+    assert str(refused.value).splitlines() == [
+        f"{file}:13:17: policy.codec: {codec} may round KV, and the simulated engine of "
+        "shenzhen.memory takes no other bits than its own: lossless, or engine: torch"
+    ]
+    file.write_text(text)
+    assert load_topology(file).policy.codec == "lossless"
