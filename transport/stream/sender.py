@@ -34,6 +34,7 @@ RESUME_S = 10.0  # how long a sender looks for a connection on which its stream 
 # for all. Above it only the stream that ranks first goes on.
 STREAM_AHEAD_BYTES = 4 << 20
 AHEAD_BYTES = 16 << 20
+LEAST_SHARE_BYTES = 2 << 20  # may fly on one of several connections, whatever was measured
 CANCELLED = "cancelled by the sender"
 
 
@@ -57,6 +58,7 @@ class Sender:
         self._connections = Connections()
         self._window = 0
         self._flying_bytes = 0
+        self._flying_on: dict[Conn, int] = {}
         self._opened = 0
         self._changed: dict[StreamId, None] = {}
         self._waiting: dict[StreamId, None] = {}  # for room that other streams take up
@@ -252,6 +254,7 @@ class Sender:
         starved = not any(other.queue for other in self.streams.values())
         out.flying[key] = Flight(conn, self._goodput.sent(now, starved=starved))
         self._flying_bytes += len(data.body)
+        self._flying_on[conn] = self._flying_on.get(conn, 0) + len(data.body)
         self._coded += len(data.body)
         self._raw += data.raw_bytes
         out.sent_bytes += len(data.body)
@@ -352,9 +355,25 @@ class Sender:
     def _next(self, conn: Conn, now: float) -> Outgoing | None:
         if conn not in self._connections:
             return None
+        flying = self._flying_on.get(conn, 0)
+        if flying and flying >= self._share_bytes():
+            return None
         able = (o for o in self.streams.values() if o.may_fly_on(conn))
         out = self._first((o for o in able if o.have is not None or self._affords(o)), now)
         return out if out is not None and self._affords(out) else None
+
+    def _share_bytes(self) -> float:
+        """What may fly on one of several connections: it is lost when that one breaks.
+
+        Twice bandwidth x delay over all keeps the line full, and a rate that still grows growing.
+        """
+        connections = len(self._connections)
+        if connections < 2:
+            return self._window
+        rate, rtt_s = self._goodput.bytes_per_s, self._connections.round_trip.rtt_s
+        if rate is None or rtt_s is None:
+            return self._window / connections
+        return max(LEAST_SHARE_BYTES, 2 * rate * rtt_s / connections)
 
     def _affords(self, out: Outgoing) -> bool:
         """Whether the credit allows a stream its next piece.
@@ -406,8 +425,11 @@ class Sender:
             self._goodput.acked(flight.sent, len(data.body), now)
 
     def _land(self, out: Outgoing, key: SliceKey) -> None:
-        del out.flying[key]
-        self._flying_bytes -= len(out.unacked[key].body)
+        nbytes, conn = len(out.unacked[key].body), out.flying.pop(key).conn
+        self._flying_bytes -= nbytes
+        self._flying_on[conn] -= nbytes
+        if not self._flying_on[conn]:
+            del self._flying_on[conn]
 
     def _finish_if_acked(self, out: Outgoing, now: float) -> None:
         ready = out.finishing and out.phase is Phase.OPEN and not out.awaiting

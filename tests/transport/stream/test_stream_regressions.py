@@ -50,3 +50,23 @@ def test_an_answer_to_an_earlier_attempt_is_left_alone():
     assert (out.phase, out.awaiting) == (Phase.OFFERED, True)
     sender.handle("a", Accept(out.stream, out.attempt, 0, (key,)), 0.5)
     assert (out.phase, out.awaiting) == (Phase.OPEN, False)
+
+
+def test_no_connection_is_given_more_than_its_share() -> None:
+    """All that flies on a connection is sent again when it breaks."""
+    sender = Sender(connections=2, resume_s=10.0)
+    offer = make_offer()
+    pieces = [
+        encode_slice(offer.stream, make_slice(0, "k", at, at + 16), "raw")
+        for at in range(0, 64, 16)
+    ]
+    for conn in "ab":
+        sender.connected(conn, sum(len(piece.body) for piece in pieces), None, 0.0)
+    out = sender.open(offer, 0.0, token_bytes=1)
+    (conn,) = out.asked_on
+    sender.handle(conn, Accept(offer.stream, out.attempt, 0), 0.0)
+    for piece in pieces:
+        sender.push(piece)
+    taken = {conn: [sender.next_data(conn, 0.0) for _ in range(3)] for conn in "ab"}
+    assert [taken[conn].count(None) for conn in "ab"] == [1, 1]
+    assert {piece.key for conn in "ab" for piece in taken[conn] if piece} == {p.key for p in pieces}
