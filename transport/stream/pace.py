@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _BURST_S = 0.05
 _MAX_BURST_BYTES = 256 << 10
 _EWMA = 0.2
-_RTT_SAMPLES = 8
+_RTT_SAMPLES = 64  # several of each connection: a cut line delays one of all at once
 
 
 class Pacer:

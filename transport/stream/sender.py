@@ -34,7 +34,7 @@ RESUME_S = 10.0  # how long a sender looks for a connection on which its stream 
 # for all. Above it only the stream that ranks first goes on.
 STREAM_AHEAD_BYTES = 4 << 20
 AHEAD_BYTES = 16 << 20
-LEAST_SHARE_BYTES = 2 << 20  # may fly on one of several connections, whatever was measured
+LEAST_SHARE_BYTES = 3 << 20  # may fly on one of several connections, whatever was measured
 CANCELLED = "cancelled by the sender"
 
 

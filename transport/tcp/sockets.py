@@ -10,6 +10,9 @@ CONGESTION = "bbr"  # holds its rate up to about 2 % loss; cubic falls to a few 
 UNSENT_BYTES = 256 << 10
 _IDLE_S, _PROBE_S, _PROBES = 30, 10, 3  # keep-alive: a dead peer is noticed within a minute
 MOST_BUFFER_BYTES = 256 << 20
+# How long TCP waits at most before it tries again on a line that was cut.
+RETRY_MS = 1000
+_TCP_RTO_MAX_MS = 44
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 
 # struct tcp_info of <linux/tcp.h>: tcpi_bytes_sent and tcpi_bytes_retrans.
@@ -44,6 +47,8 @@ def tune(sock: socket.socket, buffer: int | None) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     with contextlib.suppress(OSError):  # a kernel without it keeps its default
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION.encode())
+    with contextlib.suppress(OSError):  # before Linux 6.15 the wait doubles up to two minutes
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, RETRY_MS)
     if buffer is not None:
         hold(sock, buffer)
 
