@@ -25,12 +25,15 @@ def payload_gbps(gbps: float) -> float:
 
 
 @contextmanager
-def opened(gbps: float, loss: float) -> Iterator[Lab]:
-    """A lab of that rate and loss, 50 ms there and back. Raises LabError."""
+def opened(gbps: float, loss: float, *, large_buffers: bool = True) -> Iterator[Lab]:
+    """A lab of that rate and loss, 50 ms there and back. Raises LabError.
+
+    Without `large_buffers` TCP has what the kernel gives.
+    """
     rate = gbps * 1e9 / 8
     line = LabLine(delay_s=ONE_WAY_S, rate_bytes_per_s=rate, loss=loss, mtu=MTU)
     with Lab(line) as lab:
         for end in (lab.near, lab.far):
-            for name, value in SYSCTLS.items():
+            for name, value in SYSCTLS.items() if large_buffers else ():
                 end.sysctl(name, value)
         yield lab

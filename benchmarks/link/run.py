@@ -31,6 +31,7 @@ def run(
     repeats: int = REPEATS,
     with_rivals: bool = True,
     with_accidents: bool = True,
+    large_buffers: bool = True,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Medians of `repeats` in each cell. Raises LabError and BenchFailed."""
@@ -49,7 +50,7 @@ def run(
         for gbps in lines_gbps:
             for loss in losses:
                 tell(f"{gbps:g} Gbps, loss {loss:g}")
-                with opened(gbps, loss) as lab:
+                with opened(gbps, loss, large_buffers=large_buffers) as lab:
                     ours = _ours(lab, path, sizes_mib, codecs, repeats, tell)
                     theirs = _theirs(lab, sizes_mib, repeats, with_rivals and not lacking, tell)
                 cells += [
@@ -62,6 +63,7 @@ def run(
         "accidents": happened,
         "lacking": lacking,
         "connections": CONNECTIONS,
+        "large_buffers": large_buffers,
         "machine": before,
     }
 

@@ -30,6 +30,12 @@ def link(
     accidents: Annotated[
         bool, typer.Option(help="Then cut the line, kill a connection, damage frames.")
     ] = True,
+    large_buffers: Annotated[
+        bool,
+        typer.Option(
+            "--large-buffers/--kernel-buffers", help="64 MiB for everybody, or the kernel's own."
+        ),
+    ] = True,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """KV over a line between two network namespaces, in Gbps. Needs root; minutes."""
@@ -47,6 +53,7 @@ def link(
             repeats=repeats,
             with_rivals=rivals,
             with_accidents=accidents,
+            large_buffers=large_buffers,
             tell=tell,
         )
     except (LabError, BenchFailed) as error:

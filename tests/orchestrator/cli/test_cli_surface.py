@@ -26,6 +26,7 @@ SURFACE = {
         "--accidents/--no-accidents",
         "--codec",
         "--gbps",
+        "--large-buffers/--kernel-buffers",
         "--loss",
         "--repeats",
         "--rivals/--no-rivals",
