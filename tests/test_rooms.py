@@ -14,7 +14,7 @@ FLOORS = [
     ["transport.base"],
     ["transport.stream"],
     ["transport.codecs"],
-    ["transport.tls"],
+    ["transport.tls", "transport.memory"],
     ["transport.certificates", "transport.tcp", "transport.emulator", "transport.lab"],
     ["workers.api"],
     ["workers.costs"],

@@ -17,6 +17,7 @@ import uvloop
 from benchmarks.link.kv import HEADS, LAYERS, SIZE
 from benchmarks.link.memory import Memory
 from transport.base import Offer, Slice, StreamId, StreamStats
+from transport.memory import keep_freed_memory
 from transport.stream.frames import Data
 from transport.stream.reader import Arrived
 from transport.tcp.server import KVServer
@@ -58,7 +59,7 @@ class WatchedServer(KVServer):
         self._pieces += 1
         if self.every is not None and self._pieces % self.every == 0:
             self.damaged += 1
-            assert isinstance(arrived.body, bytearray)
+            assert isinstance(arrived.body, memoryview)
             arrived.body[len(arrived.body) // 2] ^= 1
         super().decode(conn, arrived, data)
 
@@ -72,6 +73,7 @@ def tell(**what: Any) -> None:
 
 
 async def main(host: str, tokens: int) -> None:
+    keep_freed_memory()
     memory = Memory()
     server = WatchedServer(
         Pool(tokens), name="receiver", secret=SECRET, model=MODEL, layout=LAYOUT, host=host

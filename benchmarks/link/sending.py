@@ -14,6 +14,7 @@ from benchmarks.link.kv import LAYERS, TOKEN_BYTES, slices, tiled
 from benchmarks.link.memory import Memory
 from benchmarks.link.receiving import LAYOUT, MODEL, SECRET, tell
 from transport.base import Offer, StreamId
+from transport.memory import keep_freed_memory
 from transport.tcp.client import KVClient
 from transport.tcp.peer import Route
 
@@ -49,6 +50,7 @@ async def transfer(
 
 
 async def main(address: str, path: str, tokens: int, connections: int) -> None:
+    keep_freed_memory()
     kv = tiled(Path(path), tokens)
     client = KVClient(
         name="sender", secret=SECRET, model=MODEL, layout=LAYOUT, connections=connections

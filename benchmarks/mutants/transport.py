@@ -278,13 +278,13 @@ TRANSPORT = (
     _m(
         "a corrupt piece is stored",
         "framing",
-        ("    if zlib.crc32(body) != preamble.body_crc:\n", "    if False:\n"),
+        ("    if zlib_ng.crc32(body) != preamble.body_crc:\n", "    if False:\n"),
     ),
     _m(
         "a corrupt head is read",
         "framing",
         (
-            "    if zlib.crc32(data, zlib.crc32(preamble.summed)) != preamble.head_crc:\n",
+            "    if zlib_ng.crc32(data, zlib_ng.crc32(preamble.summed)) != preamble.head_crc:\n",
             "    if False:\n",
         ),
         exempt=RARE,

@@ -18,7 +18,7 @@ class CodecError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
     """`encode(bits, key)`: `bits` is a C-contiguous [tokens, heads, size] of the pool's raw bits,
-    with at least one element. None: it would not shrink.
+    with at least one element; what it gives may lie in `bits`. None: it would not shrink.
 
     `decode(body, key, shape, dtype)` gives an array of `shape`; it may be read-only and may lie
     in `body`. It trusts nothing in `body`: it raises CodecError, and allocates no more than the

@@ -59,8 +59,13 @@ def _plain(body: Buffer, dtype: np.dtype, count: int) -> np.ndarray:
     return np.frombuffer(body, dtype)
 
 
+def as_they_are(bits: np.ndarray) -> Buffer:
+    """The bytes of C-contiguous `bits`, in place."""
+    return bits.reshape(-1).view(np.uint8).data
+
+
 def _raw_encode(bits: np.ndarray, key: SliceKey) -> Buffer:
-    return bits.tobytes()
+    return as_they_are(bits)
 
 
 def _raw_decode(body: Buffer, key: SliceKey, shape: Shape, dtype: np.dtype) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from transport.base import Slice, SliceKey, StreamId
 from transport.codecs.codec import Codec, CodecError
-from transport.codecs.exact import RAW, ZSTD
+from transport.codecs.exact import RAW, ZSTD, as_they_are
 from transport.codecs.huffman import HUFFMAN
 from transport.codecs.lossy import INT4, INT8, INT8_ZSTD, K8V4
 from transport.stream.frames import MAX_BODY_BYTES, Data, expand_runs, runs_of
@@ -27,7 +27,7 @@ _DTYPES: dict[int, np.dtype] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dty
 
 
 def encode_slice(stream: StreamId, piece: Slice, codec: str) -> Data:
-    """A frame of `piece`; copies, so the piece may change afterwards. Raises ValueError.
+    """A frame of `piece`, whose data must not change as long as it is held. Raises ValueError.
 
     A codec for bfloat16 leaves other widths to zstd, and a piece that it cannot make smaller to
     raw: the frame names the codec that was used. Callable from several threads, which run side by
@@ -49,7 +49,7 @@ def encode_slice(stream: StreamId, piece: Slice, codec: str) -> Data:
         name = _ANY_WIDTH
     body = CODECS[name].encode(bits, piece.key) if bits.size else None
     if body is None or len(body) > bits.nbytes:
-        name, body = "raw", bits.tobytes()
+        name, body = "raw", as_they_are(bits)
     return Data(
         stream=stream,
         key=piece.key,

@@ -10,9 +10,10 @@ before anything is allocated for them.
 """
 
 import struct
-import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
+
+from zlib_ng import zlib_ng
 
 from transport.base import Offer, SliceKey, StreamId
 from transport.stream.frames import (
@@ -99,10 +100,10 @@ def encode(frame: Frame) -> tuple[bytes, Buffer]:
         raise FrameTooLarge(f"{kind.name} head of {len(head)} bytes, cap {_HEAD_CAPS[kind]}")
     if len(body) > MAX_BODY_BYTES:
         raise FrameTooLarge(f"body of {len(body)} bytes, cap {MAX_BODY_BYTES}")
-    body_crc = zlib.crc32(body) if known is None else known
+    body_crc = zlib_ng.crc32(body) if known is None else known
     summed = _PREAMBLE.pack(MAGIC, VERSION, kind, len(head), len(body), body_crc, 0)
     summed = summed[:_SUMMED]
-    crc = zlib.crc32(head, zlib.crc32(summed))
+    crc = zlib_ng.crc32(head, zlib_ng.crc32(summed))
     return summed + crc.to_bytes(4, "big") + head, body
 
 
@@ -129,7 +130,7 @@ def parse_head(preamble: Preamble, data: bytes) -> Frame:
     """The frame without its body. Raises FrameError."""
     if len(data) != preamble.head_bytes:
         raise TruncatedFrame(f"head of {len(data)} bytes, wanted {preamble.head_bytes}")
-    if zlib.crc32(data, zlib.crc32(preamble.summed)) != preamble.head_crc:
+    if zlib_ng.crc32(data, zlib_ng.crc32(preamble.summed)) != preamble.head_crc:
         raise CorruptFrame(f"{preamble.kind.name} head does not match its checksum")
     head = _Head(data)
     frame: Frame = _BY_KIND[preamble.kind](head)
@@ -141,7 +142,7 @@ def check_body(preamble: Preamble, body: Buffer) -> None:
     """Raises TruncatedFrame or CorruptFrame."""
     if len(body) != preamble.body_bytes:
         raise TruncatedFrame(f"body of {len(body)} bytes, wanted {preamble.body_bytes}")
-    if zlib.crc32(body) != preamble.body_crc:
+    if zlib_ng.crc32(body) != preamble.body_crc:
         raise CorruptFrame("body does not match its checksum")
 
 

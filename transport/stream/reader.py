@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from transport.stream.frames import Buffer, Data, Frame, Kind, UnknownKind
 from transport.stream.framing import (
     PREAMBLE_BYTES,
@@ -17,6 +19,11 @@ _SCRATCH_BYTES = 64 << 10
 
 # Whether the body that follows this head is wanted. May raise FrameError.
 Admit = Callable[[Data, int], bool]
+
+
+def uncleared(nbytes: int) -> memoryview:
+    """Memory for a body, which will be written over: clearing it first would take as long."""
+    return np.empty(nbytes, np.uint8).data
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ class FrameReader:
         self._whole: Arrived | None = None
         self._preamble: Preamble | None = None
         self._data: Data | None = None  # whose body is being read or skipped
-        self._body: bytearray | None = None
+        self._body: memoryview | None = None
         self._left = 0
 
     @property
@@ -65,7 +72,7 @@ class FrameReader:
     def buffer(self) -> memoryview:
         """Where the next bytes belong."""
         if self._body is not None:
-            return memoryview(self._body)[len(self._body) - self._left :]
+            return self._body[len(self._body) - self._left :]
         return memoryview(self._scratch)[self._held :]
 
     def received(self, nbytes: int) -> Iterator[Arrived]:
@@ -118,7 +125,7 @@ class FrameReader:
             return
         self._data, self._left = frame, preamble.body_bytes
         if self._admit(frame, preamble.body_bytes):
-            self._body = bytearray(preamble.body_bytes)
+            self._body = uncleared(preamble.body_bytes)
         if not self._left:
             self._whole = self._end_body()
 

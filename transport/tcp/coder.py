@@ -3,13 +3,13 @@
 import asyncio
 import os
 import threading
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import monotonic, thread_time
 
 import psutil
+from zlib_ng import zlib_ng
 
 from transport.base import Slice, StreamId
 from transport.codecs.choose import choose
@@ -81,7 +81,7 @@ class Coder:
         began = thread_time()
         data = encode_slice(stream, piece, codec)
         # Here, in a thread: the loop would take it otherwise.
-        data = replace(data, body_crc=zlib.crc32(data.body))
+        data = replace(data, body_crc=zlib_ng.crc32(data.body))
         check(data)
         self._cores.coded(thread_time() - began)
         return data

@@ -15,6 +15,7 @@ from typing import Any
 import uvloop
 from pydantic import TypeAdapter, ValidationError
 
+from transport.memory import keep_freed_memory
 from transport.tls import TlsContexts, TlsError, load_contexts
 from workers.costs import MeasuredCosts
 from workers.engines.base import Engine
@@ -191,6 +192,7 @@ def main() -> int:
     try:
         config = read_config(Path(sys.argv[1]))
         log_to(config.name, None)
+        keep_freed_memory()
         process = WorkerProcess(config)
         signal.signal(signal.SIGTERM, lambda *_: process.drain())
         return process.run()

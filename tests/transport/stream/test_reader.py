@@ -158,8 +158,12 @@ def sizes():
         seen.append(size)
         return bytearray(size)
 
+    def noting_body(size: int) -> memoryview:
+        return memoryview(noting(size))
+
     patch = pytest.MonkeyPatch()
     patch.setattr("transport.stream.reader.bytearray", noting, raising=False)
+    patch.setattr("transport.stream.reader.uncleared", noting_body)
     yield seen
     patch.undo()
 
