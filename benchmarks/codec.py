@@ -16,6 +16,7 @@ from benchmarks.machine import machine
 from benchmarks.texts import texts
 from transport.base import Slice, StreamId
 from transport.codecs.table import CODECS, decode_slice, encode_slice
+from transport.memory import keep_freed_memory
 from transport.stream.frames import Data
 from workers.engines.models import DEFAULT_MODEL, resolve_model
 
@@ -45,6 +46,7 @@ class Reading:
 def run(*, rounds: int = ROUNDS, tell: Callable[[str], None]) -> dict[str, Any]:
     """Every codec over prose, Chinese and code; speeds are of one core, in MB of raw KV."""
     before = machine()
+    keep_freed_memory()  # as a worker does
     tell(f"{DEFAULT_MODEL} reads {PROMPT + CONTINUATION} tokens each of three texts")
     model, readings = load()
     pieces = [piece for reading in readings for piece in slices(reading.kv, SENT)][::TIMED]

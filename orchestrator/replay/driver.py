@@ -17,7 +17,7 @@ from orchestrator.lifecycle.handover import pace_s
 from orchestrator.lifecycle.machine import Machine
 from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg
 from orchestrator.replay.leg import LegKey, ModelLeg
-from orchestrator.replay.line import Line, Transfer
+from orchestrator.replay.lines.line import Line, Transfer
 from orchestrator.replay.setup import ReplaySetup
 from orchestrator.replay.worker import ModelWorker
 from orchestrator.state.actions import Action, Emit, Fail, Finish, Send

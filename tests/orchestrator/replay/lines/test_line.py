@@ -1,6 +1,6 @@
 """KV over a line: first come, first served."""
 
-from orchestrator.replay.line import Line, Transfer
+from orchestrator.replay.lines.line import Line, Transfer
 from orchestrator.virtual.schedule import Schedule
 
 
