@@ -1,0 +1,1 @@
+"""How KV shares a line between two sites."""
