@@ -34,7 +34,7 @@ RESUME_S = 10.0  # how long a sender looks for a connection on which its stream 
 # for all. Above it only the stream that ranks first goes on.
 STREAM_AHEAD_BYTES = 4 << 20
 AHEAD_BYTES = 16 << 20
-LEAST_SHARE_BYTES = 3 << 19  # may fly on one of several connections, whatever was measured
+LEAST_SHARE_BYTES = 5 << 18  # may fly on one of several connections, whatever was measured
 # Of bandwidth x delay. Less leaves the line idle, since pieces are acknowledged whole; twice as
 # much overflows a buffer of one round trip, and a drop at the end costs a timeout.
 _SHARE_GAIN = 1.5
@@ -375,7 +375,7 @@ class Sender:
             return self._window
         rate, rtt_s = self._goodput.bytes_per_s, self._connections.round_trip.rtt_s
         if rate is None or rtt_s is None:
-            return self._window / connections
+            return LEAST_SHARE_BYTES
         return max(LEAST_SHARE_BYTES, _SHARE_GAIN * rate * rtt_s / connections)
 
     def _affords(self, out: Outgoing) -> bool:

@@ -32,6 +32,10 @@ from transport.tls import OneConnection
 
 _PIECE_S = 0.1  # one piece should not hold a paced line for longer
 _MIN_PIECE_BYTES = 64 << 10
+# Each connection has one under way beyond its share: together well below bandwidth x delay, yet
+# each worth the processor time it costs.
+_UNPACED_PIECE_S = 0.005
+_UNPACED_PIECE_BYTES = 256 << 10
 _MAX_PIECE_BYTES = 1 << 20
 _PACE = 0.97  # of the line's rate, so that the queue stays here and not in the line
 _CHUNK_S = 0.005
@@ -100,9 +104,12 @@ class Peer:
     def piece_bytes(self) -> int:
         """How large a piece may be before coding."""
         rate = self.pacer.rate_bytes_per_s
+        if rate is not None:
+            return _clamp(rate * _PIECE_S, _MIN_PIECE_BYTES, _MAX_PIECE_BYTES)
+        rate = self.goodput_bytes_per_s
         if rate is None:
             return _MAX_PIECE_BYTES
-        return _clamp(rate * _PIECE_S, _MIN_PIECE_BYTES, _MAX_PIECE_BYTES)
+        return _clamp(rate * _UNPACED_PIECE_S, _UNPACED_PIECE_BYTES, _MAX_PIECE_BYTES)
 
     def chunk_bytes(self) -> int | None:
         """How much is written between two looks at the pacer; None: all of it."""
