@@ -375,7 +375,7 @@ class Sender:
             return self._window
         rate, rtt_s = self._goodput.bytes_per_s, self._connections.round_trip.rtt_s
         if rate is None or rtt_s is None:
-            return LEAST_SHARE_BYTES
+            return min(LEAST_SHARE_BYTES, self._window / connections)
         return max(LEAST_SHARE_BYTES, _SHARE_GAIN * rate * rtt_s / connections)
 
     def _affords(self, out: Outgoing) -> bool:
