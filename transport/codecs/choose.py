@@ -26,13 +26,13 @@ class Speed:
 # What `pdd bench codec` measures, pieces of 256 tokens, one core of an AMD EPYC (Zen 3) that others
 # used too: an idle one is up to twice as fast. In the order of fidelity, which decides ties.
 SPEEDS = {
-    "raw": Speed(True, 1.00, 5400e6, 23000e6),
-    "huffman": Speed(True, 1.50, 680e6, 1350e6),
-    "zstd": Speed(True, 1.46, 220e6, 830e6),
-    "int8": Speed(False, 1.97, 1840e6, 2730e6),
-    "int8+zstd": Speed(False, 2.10, 540e6, 620e6),
-    "k8v4": Speed(False, 2.53, 1180e6, 1590e6),
-    "int4": Speed(False, 3.83, 510e6, 670e6),
+    "raw": Speed(True, 1.00, 4350e6, 11700e6),
+    "huffman": Speed(True, 1.50, 712e6, 1300e6),
+    "zstd": Speed(True, 1.46, 219e6, 673e6),
+    "int8": Speed(False, 1.97, 1990e6, 2620e6),
+    "int8+zstd": Speed(False, 2.10, 634e6, 1020e6),
+    "k8v4": Speed(False, 2.53, 957e6, 902e6),
+    "int4": Speed(False, 3.83, 380e6, 605e6),
 }
 POLICIES = (LOSSLESS, LOSSY, *SPEEDS)
 
