@@ -18,6 +18,7 @@ from orchestrator.lifecycle.machine import Machine
 from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.lines.line import Line, Transfer
+from orchestrator.replay.lines.model import LineModel, Sharing
 from orchestrator.replay.setup import ReplaySetup
 from orchestrator.replay.worker import ModelWorker
 from orchestrator.state.actions import Action, Emit, Fail, Finish, Send
@@ -133,8 +134,11 @@ class Replay:
         return {
             pair: Line(
                 self.schedule,
-                bytes_per_s=rates.get(pair, self._setup.site_bytes_per_s),
-                delay_s=delay_s,
+                LineModel(
+                    bytes_per_s=rates.get(pair, self._setup.site_bytes_per_s),
+                    delay_s=delay_s,
+                    share=Sharing.FIFO,
+                ),
                 leaving=self._leaving,
                 landed=self._landed,
             )

@@ -1,6 +1,7 @@
 """KV over a line: first come, first served."""
 
 from orchestrator.replay.lines.line import Line, Transfer
+from orchestrator.replay.lines.model import LineModel, Sharing
 from orchestrator.virtual.schedule import Schedule
 
 
@@ -11,8 +12,7 @@ class Wire:
         self.landed: list[tuple[str, float]] = []
         self.line = Line(
             self.schedule,
-            bytes_per_s=100.0,
-            delay_s=0.5,
+            LineModel(bytes_per_s=100.0, delay_s=0.5, share=Sharing.FIFO),
             leaving=lambda t, at: self.left.append((t.target[0], at)),
             landed=self._landed,
         )
