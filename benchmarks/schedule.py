@@ -6,21 +6,20 @@ other), `ours` (the lowest `transport.stream.schedule.rank`, preemptive). The fo
 PDD's own: a connection per transfer out of a bounded pool. Its published figures are the pool's, so
 that one says whether this is the right workload.
 
-Transfers are fluid. What is left out is the same for every way over striped connections: the
-line's delay and the time of a last piece on one connection (7 ms for 256 KiB at PDD's 288 Mbps).
+Transfers are fluid, and shared as the replay's lines share them. What is left out is the same for
+every way over striped connections: the line's delay and the time of a last piece on one connection
+(7 ms for 256 KiB at PDD's 288 Mbps).
 """
 
-import functools
-import heapq
 import math
 import random
 import statistics
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transport.stream.schedule import AGEING_SHARE, ageing_bytes_per_s, rank
+from orchestrator.replay.lines.shares import Flow, Ranked, Share, Shared
+from transport.stream.schedule import AGEING_SHARE, ageing_bytes_per_s
 
 # PDD, arXiv 2609.13161: a prompt's KV whole, the mean of what a hit leaves to be sent, the line.
 PROMPT_BYTES = 65_536 * 4_290
@@ -149,112 +148,54 @@ MISSES = {"skewed": _skewed_miss, "narrow": _narrow_miss}
 # ------------------------------------------------------------------ ways to share a line
 
 
-def shared(
-    transfers: Sequence[Transfer],
-    *,
-    line_bytes_per_s: float,
-    each_bytes_per_s: float = math.inf,
-    at_once: int | None = None,
-) -> Moved:
-    """Equal shares of the line, each at most `each_bytes_per_s`, for the first `at_once` come
-    (None: for all); the rest wait in order. `transfers` are in order of time."""
+def moved(transfers: Sequence[Transfer], share: Share) -> Moved:
+    """Over an idle line that is shared that way. `transfers` are in order of time."""
     seconds = [0.0] * len(transfers)
-    # Every transfer under way has got the same bytes since it joined, so with `level` counting
-    # them each ends at a level that is known when it joins.
-    level = now = carried = 0.0
-    ends: list[tuple[float, int]] = []
-    waiting: deque[int] = deque()
+    now = carried = 0.0
     arriving = 0
-    while ends or arriving < len(transfers):
-        rate = min(each_bytes_per_s, line_bytes_per_s / len(ends)) if ends else 0.0
-        ends_at = now + (ends[0][0] - level) / rate if ends else math.inf
+    while True:
+        due = share.next()
         arrives_at = transfers[arriving].at if arriving < len(transfers) else math.inf
-        if ends_at <= arrives_at:
-            carried += (ends[0][0] - level) * len(ends)
-            now, level = ends_at, ends[0][0]
-            _, ended = heapq.heappop(ends)
-            seconds[ended] = now - transfers[ended].at
-            if waiting:
-                first = waiting.popleft()
-                heapq.heappush(ends, (level + transfers[first].nbytes, first))
-        else:
-            carried += rate * (arrives_at - now) * len(ends)
-            level += rate * (arrives_at - now)
+        if due is not None and due[0] <= arrives_at:
+            carried += share.used() * (due[0] - now)
+            now, flow = due
+            share.pop()
+            seconds[flow.item] = now - flow.at
+        elif arriving < len(transfers):
+            carried += share.used() * (arrives_at - now)
             now = arrives_at
-            if at_once is None or len(ends) < at_once:
-                heapq.heappush(ends, (level + transfers[arriving].nbytes, arriving))
-            else:
-                waiting.append(arriving)
+            share.add(now, Flow(arriving, transfers[arriving].nbytes, at=now))
             arriving += 1
-    return Moved(seconds=seconds, ended_at=now, carried_bytes=carried)
-
-
-def ranked(
-    transfers: Sequence[Transfer], *, line_bytes_per_s: float, ageing_bytes_per_s: float
-) -> Moved:
-    """The whole line to the transfer of the lowest rank at every moment, ties to the one that
-    came first. `transfers` are in order of time."""
-    seconds = [0.0] * len(transfers)
-    # Ranks as of moment 0, so that those of waiting transfers stand still (see `rank`). The rank
-    # of the one under way only falls: nobody but an arrival can overtake it.
-    waiting: list[tuple[float, int, float]] = []
-    under_way: int | None = None
-    left = now = carried = 0.0
-    arriving = 0
-    while under_way is not None or arriving < len(transfers):
-        ends_at = math.inf if under_way is None else now + left / line_bytes_per_s
-        arrives_at = transfers[arriving].at if arriving < len(transfers) else math.inf
-        if under_way is not None and ends_at <= arrives_at:
-            carried += left
-            now = ends_at
-            seconds[under_way] = now - transfers[under_way].at
-            under_way = None
-            if waiting:
-                _, under_way, left = heapq.heappop(waiting)
-            continue
-        new = transfers[arriving]
-        entry = (rank(new.nbytes, -new.at, 1.0, ageing_bytes_per_s), arriving, new.nbytes)
-        if under_way is not None:
-            carried += line_bytes_per_s * (arrives_at - now)
-            left -= line_bytes_per_s * (arrives_at - now)
-            rank_now = rank(left, -transfers[under_way].at, 1.0, ageing_bytes_per_s)
-            entry, other = sorted((entry, (rank_now, under_way, left)))
-            heapq.heappush(waiting, other)
-        now = arrives_at
-        _, under_way, left = entry
-        arriving += 1
-    return Moved(seconds=seconds, ended_at=now, carried_bytes=carried)
+        else:
+            return Moved(seconds=seconds, ended_at=now, carried_bytes=carried)
 
 
 def _pool(transfers: Sequence[Transfer]) -> Moved:
-    return shared(
-        transfers,
-        line_bytes_per_s=LINE_BYTES_PER_S,
-        each_bytes_per_s=CONNECTION_BYTES_PER_S,
-        at_once=POOL_CONNECTIONS,
+    pool = Shared(
+        LINE_BYTES_PER_S, each_bytes_per_s=CONNECTION_BYTES_PER_S, at_once=POOL_CONNECTIONS
     )
+    return moved(transfers, pool)
 
 
 def _fair(transfers: Sequence[Transfer]) -> Moved:
-    return shared(transfers, line_bytes_per_s=LINE_BYTES_PER_S)
+    return moved(transfers, Shared(LINE_BYTES_PER_S))
 
 
 def _fifo(transfers: Sequence[Transfer]) -> Moved:
-    return shared(transfers, line_bytes_per_s=LINE_BYTES_PER_S, at_once=1)
+    return moved(transfers, Shared(LINE_BYTES_PER_S, at_once=1))
 
 
 def _ours(transfers: Sequence[Transfer]) -> Moved:
-    return ranked(
-        transfers,
-        line_bytes_per_s=LINE_BYTES_PER_S,
-        ageing_bytes_per_s=ageing_bytes_per_s(LINE_BYTES_PER_S),
-    )
+    ageing = ageing_bytes_per_s(LINE_BYTES_PER_S)
+    return moved(transfers, Ranked(LINE_BYTES_PER_S, ageing_bytes_per_s=ageing))
 
 
 def _aged(share: float) -> Way:
-    return functools.partial(
-        ranked, line_bytes_per_s=LINE_BYTES_PER_S, ageing_bytes_per_s=share * LINE_BYTES_PER_S
-    )
+    def way(transfers: Sequence[Transfer]) -> Moved:
+        ageing = share * LINE_BYTES_PER_S
+        return moved(transfers, Ranked(LINE_BYTES_PER_S, ageing_bytes_per_s=ageing))
+
+    return way
 
 
 WAYS: dict[str, Way] = {"fair": _fair, "fifo": _fifo, "ours": _ours, "pool": _pool}

@@ -17,13 +17,13 @@ from benchmarks.schedule import (
     PROMPT_BYTES,
     WAYS,
     Transfer,
+    moved,
     percentile,
-    ranked,
     run,
-    shared,
     workload,
 )
 from orchestrator.cli.main import run as pdd
+from orchestrator.replay.lines.shares import Ranked, Shared
 from transport.stream.schedule import rank
 
 # A line of 10 bytes/s, busy from 0 to 16.
@@ -33,50 +33,48 @@ THREE = [Transfer(0.0, 100.0), Transfer(1.0, 20.0), Transfer(2.0, 40.0)]
 def test_fair_by_hand() -> None:
     # a alone to 1; a, b to 2; a, b, c at 10/3 until b's last 15 are gone at 6.5; a, c at 5 until
     # c's last 25 are gone at 11.5; a has 45 left then.
-    moved = shared(THREE, line_bytes_per_s=10)
-    assert moved.seconds == pytest.approx([16, 5.5, 9.5])
-    assert (moved.ended_at, moved.carried_bytes) == pytest.approx((16, 160))
+    three = moved(THREE, Shared(10))
+    assert three.seconds == pytest.approx([16, 5.5, 9.5])
+    assert (three.ended_at, three.carried_bytes) == pytest.approx((16, 160))
 
 
 def test_fifo_by_hand() -> None:
-    moved = shared(THREE, line_bytes_per_s=10, at_once=1)
-    assert moved.seconds == pytest.approx([10, 11, 14])
-    assert (moved.ended_at, moved.carried_bytes) == pytest.approx((16, 160))
+    three = moved(THREE, Shared(10, at_once=1))
+    assert three.seconds == pytest.approx([10, 11, 14])
+    assert (three.ended_at, three.carried_bytes) == pytest.approx((16, 160))
 
 
 def test_pool_by_hand() -> None:
     # Two connections of at most 4: a goes at 4 all the time, b at 4 from 1 to 6, then c to 16.
-    moved = shared(THREE, line_bytes_per_s=10, each_bytes_per_s=4, at_once=2)
-    assert moved.seconds == pytest.approx([25, 5, 14])
-    assert (moved.ended_at, moved.carried_bytes) == pytest.approx((25, 160))
+    three = moved(THREE, Shared(10, each_bytes_per_s=4, at_once=2))
+    assert three.seconds == pytest.approx([25, 5, 14])
+    assert (three.ended_at, three.carried_bytes) == pytest.approx((25, 160))
 
 
 def test_ours_by_hand() -> None:
     # b overtakes a at 1; c (40) does not overtake b (10 left at 2), but then a.
-    moved = ranked(THREE, line_bytes_per_s=10, ageing_bytes_per_s=0)
-    assert moved.seconds == pytest.approx([16, 2, 5])
-    assert (moved.ended_at, moved.carried_bytes) == pytest.approx((16, 160))
+    three = moved(THREE, Ranked(10, ageing_bytes_per_s=0))
+    assert three.seconds == pytest.approx([16, 2, 5])
+    assert (three.ended_at, three.carried_bytes) == pytest.approx((16, 160))
 
 
 def test_ours_with_ageing_by_hand() -> None:
     # At 1 b ranks 20, a 90 - 30; at 2 c ranks 40, b 10 - 30 and a 90 - 60, so that c is last.
-    moved = ranked(THREE, line_bytes_per_s=10, ageing_bytes_per_s=30)
-    assert moved.seconds == pytest.approx([12, 2, 14])
+    three = moved(THREE, Ranked(10, ageing_bytes_per_s=30))
+    assert three.seconds == pytest.approx([12, 2, 14])
 
 
 def test_the_one_under_way_keeps_the_line_on_a_tie() -> None:
-    moved = ranked(
-        [Transfer(0.0, 20.0), Transfer(1.0, 10.0)], line_bytes_per_s=10, ageing_bytes_per_s=0
-    )
-    assert moved.seconds == pytest.approx([2, 2])
+    two = [Transfer(0.0, 20.0), Transfer(1.0, 10.0)]
+    assert moved(two, Ranked(10, ageing_bytes_per_s=0)).seconds == pytest.approx([2, 2])
 
 
 def test_an_idle_line() -> None:
     later = [Transfer(5.0, 10.0), Transfer(9.0, 20.0)]
     for way in (
-        shared(later, line_bytes_per_s=10),
-        shared(later, line_bytes_per_s=10, at_once=1),
-        ranked(later, line_bytes_per_s=10, ageing_bytes_per_s=1),
+        moved(later, Shared(10)),
+        moved(later, Shared(10, at_once=1)),
+        moved(later, Ranked(10, ageing_bytes_per_s=1)),
     ):
         assert way.seconds == pytest.approx([1, 2])
         assert (way.ended_at, way.carried_bytes) == pytest.approx((11, 30))
@@ -122,14 +120,14 @@ def test_arrivals() -> None:
 def test_every_way_carries_the_same_bytes(spread: str) -> None:
     transfers = workload(spread, 3)
     total = sum(transfer.nbytes for transfer in transfers)
-    moved = {name: way(transfers) for name, way in WAYS.items()}
-    for name, one in moved.items():
+    found = {name: way(transfers) for name, way in WAYS.items()}
+    for name, one in found.items():
         assert one.carried_bytes == pytest.approx(total, rel=1e-9), name
         for transfer, seconds in zip(transfers, one.seconds, strict=True):
             assert seconds >= transfer.nbytes / LINE_BYTES_PER_S * (1 - 1e-6), name
     # A line that is never idle while there is work ends at the same time in whatever order.
     for name in ("fair", "fifo", "ours"):
-        assert moved[name].ended_at == pytest.approx(moved["fair"].ended_at, rel=1e-9)
+        assert found[name].ended_at == pytest.approx(found["fair"].ended_at, rel=1e-9)
 
 
 def by_pieces(
@@ -168,7 +166,7 @@ def test_pieces_over_connections_do_as_the_fluid_does() -> None:
         at += draw.expovariate(1 / 30)
         transfers.append(Transfer(at, math.ceil(300 * MISSES["skewed"](draw.random()))))
     # Mean size 30, one every 30 s: the line is full.
-    fluid = ranked(transfers, line_bytes_per_s=1.0, ageing_bytes_per_s=0.005).seconds
+    fluid = moved(transfers, Ranked(1.0, ageing_bytes_per_s=0.005)).seconds
     one = by_pieces(transfers, line_bytes_per_s=1.0, ageing=0.005, connections=1)
     # A piece that is on its way is not preempted. Where two ranks are that close, the order may
     # turn round, and with it the times of the two.
