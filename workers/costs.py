@@ -12,14 +12,35 @@ class Chunk(NamedTuple):
     context: int
 
 
+class DecodeLine(NamedTuple):
+    """A decode step of so many sequences: max(fixed + per_context S, least) seconds.
+
+    S: tokens of context of all of them together.
+    """
+
+    fixed_s: float
+    per_context_s: float
+    least_s: float = 0.0
+
+
 class Costs(Protocol):
-    """Seconds per step of one worker."""
+    """Seconds per step of one worker. A step is the sum of what it decodes and what it prefills."""
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Of a short prompt; what a worker tells of itself."""
 
     def step_s(self, chunks: Sequence[Chunk], batch: int, context: int) -> float:
         """One step: prefill `chunks`, decode a token each for `batch` sequences.
 
         `context`: tokens of context of all decoding sequences together. An empty step takes 0.
         """
+
+    def decode_line(self, batch: int) -> DecodeLine:
+        """What a step that decodes `batch` sequences takes; of 0: what one that does not adds."""
+
+    def chunk_s(self, tokens: int, context: int) -> float:
+        """What prefilling `tokens` behind `context` adds to a step; linear in `context`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +65,86 @@ class MeasuredCosts:
                 raise ValueError(f"{name}: must be >= 0, got {getattr(self, name)}")
 
     def step_s(self, chunks: Sequence[Chunk], batch: int, context: int) -> float:
-        seconds = sum(chunk.tokens for chunk in chunks) / self.prefill_tokens_per_s
-        if batch:
-            seconds += self.decode_step_s + self.sequence_s * batch + self.context_s * context
-        return seconds
+        return _step_s(self, chunks, batch, context)
+
+    def decode_line(self, batch: int) -> DecodeLine:
+        if not batch:
+            return DecodeLine(0.0, 0.0)
+        return DecodeLine(self.decode_step_s + self.sequence_s * batch, self.context_s)
+
+    def chunk_s(self, tokens: int, context: int) -> float:
+        return tokens / self.prefill_tokens_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineCosts:
+    """Chips and a model by their figures: what is slower, arithmetic or memory.
+
+    With F, BW what all the worker's chips really do together (peak x MFU, x MBU):
+
+        prefill of n behind c:  (2 P n + 2 L d n (2 c + n)) / F
+        decode of b:            a + max((W + S kv) / BW, 2 P b / F) + e b
+
+    P: `active_params`, L d: `attention_width` (layers x heads x head size), S: contexts, kv:
+    `kv_bytes_per_token`, a: `overhead_s` of every step, e: `sequence_s`, W: bytes of weights that
+    b tokens touch. Of `experts` alike, `experts_per_token` drawn at random for each token, b tokens
+    touch E (1 - (1 - k / E)^b): W lies between `shared_bytes` and `weight_bytes`. Formulas as in
+    LLM inference's roofline analyses (Yuan and others, arXiv 2402.16363).
+    """
+
+    flops: float  # per second
+    memory_bytes_per_s: float
+    active_params: float
+    attention_width: float
+    kv_bytes_per_token: float
+    weight_bytes: float
+    shared_bytes: float = 0.0
+    experts: int = 0
+    experts_per_token: int = 0
+    overhead_s: float = 0.0
+    sequence_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "memory_bytes_per_s", "active_params", "weight_bytes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: must be > 0, got {getattr(self, name)}")
+        if self.experts and not 0 < self.experts_per_token <= self.experts:
+            raise ValueError(f"experts_per_token: {self.experts_per_token} of {self.experts}")
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self.flops / (2 * self.active_params)
+
+    def step_s(self, chunks: Sequence[Chunk], batch: int, context: int) -> float:
+        return _step_s(self, chunks, batch, context)
+
+    def decode_line(self, batch: int) -> DecodeLine:
+        """A step that only prefills touches all weights, but its arithmetic takes longer."""
+        if not batch:
+            return DecodeLine(self.overhead_s, 0.0)
+        each_s = self.overhead_s + self.sequence_s * batch
+        return DecodeLine(
+            fixed_s=each_s + self.touched_bytes(batch) / self.memory_bytes_per_s,
+            per_context_s=self.kv_bytes_per_token / self.memory_bytes_per_s,
+            least_s=each_s + 2 * self.active_params * batch / self.flops,
+        )
+
+    def chunk_s(self, tokens: int, context: int) -> float:
+        attended = tokens * (2 * context + tokens)
+        flop = 2 * self.active_params * tokens + 2 * self.attention_width * attended
+        return flop / self.flops
+
+    def touched_bytes(self, batch: int) -> float:
+        """Bytes of weights that one step of `batch` tokens reads."""
+        if not self.experts:
+            return self.weight_bytes
+        part = 1 - (1 - self.experts_per_token / self.experts) ** batch
+        return self.shared_bytes + part * (self.weight_bytes - self.shared_bytes)
+
+
+def _step_s(costs: Costs, chunks: Sequence[Chunk], batch: int, context: int) -> float:
+    if not batch and not chunks:
+        return 0.0
+    fixed_s, per_context_s, least_s = costs.decode_line(batch)
+    seconds = max(fixed_s + per_context_s * context, least_s)
+    return seconds + sum(costs.chunk_s(*chunk) for chunk in chunks)

@@ -1,8 +1,10 @@
 """The cost model against its own formula, worked by hand."""
 
+from dataclasses import replace
+
 import pytest
 
-from workers.costs import Chunk, MeasuredCosts
+from workers.costs import Chunk, MeasuredCosts, RooflineCosts
 
 
 def test_measured_costs_are_what_was_measured() -> None:
@@ -27,3 +29,55 @@ def test_measured_costs_are_what_was_measured() -> None:
 def test_impossible_costs_are_refused_by_name(change: dict[str, float], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         MeasuredCosts(**{"prefill_tokens_per_s": 1.0, "decode_step_s": 1.0} | change)
+
+
+ROOFLINE = RooflineCosts(
+    flops=1e12,
+    memory_bytes_per_s=1e9,
+    active_params=1e6,
+    attention_width=1000,
+    kv_bytes_per_token=100,
+    weight_bytes=2e6,
+    overhead_s=0.001,
+    sequence_s=0.0001,
+)
+
+
+def test_prefill_is_arithmetic():
+    # 2 x 1e6 x 100 = 2e8 for the weights, 2 x 1000 x 100 x 100 = 2e7 for attention, over 1e12.
+    assert ROOFLINE.chunk_s(100, 0) == pytest.approx(2.2e-4)
+    assert ROOFLINE.step_s([Chunk(100, 0)], 0, 0) == pytest.approx(0.001 + 2.2e-4)
+
+
+def test_chunks_of_a_prompt_cost_what_it_costs_at_once():
+    parts = sum(ROOFLINE.chunk_s(100, at) for at in range(0, 1000, 100))
+    assert parts == pytest.approx(ROOFLINE.chunk_s(1000, 0))
+
+
+def test_decode_reads_weights_and_contexts():
+    # 2e6 + 4 x 500 x 100 bytes at 1e9 a second, 1 ms of overhead and 0.1 ms a sequence.
+    assert ROOFLINE.step_s([], 4, 2000) == pytest.approx(0.001 + 4e-4 + 2.2e-3)
+
+
+def test_a_large_batch_is_bound_by_arithmetic():
+    assert ROOFLINE.step_s([], 10_000, 0) == pytest.approx(0.001 + 1.0 + 0.02)
+
+
+def test_an_empty_step_takes_no_time():
+    assert ROOFLINE.step_s([], 0, 0) == 0.0
+
+
+def test_more_tokens_touch_more_experts():
+    mixture = replace(ROOFLINE, experts=8, experts_per_token=2, shared_bytes=0.5e6)
+    assert mixture.touched_bytes(1) == pytest.approx(0.5e6 + 0.25 * 1.5e6)
+    assert mixture.touched_bytes(2) == pytest.approx(0.5e6 + (1 - 0.75**2) * 1.5e6)
+    assert mixture.touched_bytes(1000) == pytest.approx(2e6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [({"flops": 0.0}, "flops"), ({"experts": 4, "experts_per_token": 5}, "5 of 4")],
+)
+def test_impossible_figures(wrong: dict[str, float], name: str):
+    with pytest.raises(ValueError, match=name):
+        replace(ROOFLINE, **wrong)
