@@ -1,6 +1,7 @@
 """How much a line has carried, and when."""
 
-from math import inf
+from collections.abc import Sequence
+from math import ceil, inf
 
 from orchestrator.replay.outcome import Use
 
@@ -11,14 +12,12 @@ class Account:
     def __init__(self, every_s: float) -> None:
         self.nbytes = 0.0
         self._every_s = every_s or inf
-        self._sums: list[float] = []
+        self._sums = [0.0]
 
     def add(self, begin: float, end: float, bytes_per_s: float) -> None:
         """What has been carried; in any order, the past included."""
         self.nbytes += bytes_per_s * (end - begin)
         every_s = self._every_s
-        if every_s == inf:
-            return
         sums = self._sums
         first, last = int(begin / every_s), int(end / every_s)
         if len(sums) <= last:
@@ -31,7 +30,25 @@ class Account:
             sums[number] += bytes_per_s * every_s
         sums[last] += bytes_per_s * (end - last * every_s)
 
-    def use(self, line_bytes_per_s: float) -> Use:
-        """Over what the line could have carried."""
-        most = line_bytes_per_s * self._every_s
-        return Use(every_s=self._every_s, samples=[min(1.0, total / most) for total in self._sums])
+    def add_parts(self, parts: Sequence[tuple[float, float, float]]) -> float:
+        """Several of them, in order of time; the bytes of all."""
+        nbytes = 0.0
+        for begin, end, bytes_per_s in parts:
+            nbytes += bytes_per_s * (end - begin)
+        if int(parts[0][0] / self._every_s) == int(parts[-1][1] / self._every_s) < len(self._sums):
+            self.nbytes += nbytes
+            self._sums[int(parts[0][0] / self._every_s)] += nbytes
+        else:
+            for part in parts:
+                self.add(*part)
+        return nbytes
+
+    def use(self, until: float, line_bytes_per_s: float) -> Use:
+        """Over what the line could have carried, up to `until`."""
+        every_s = self._every_s
+        samples = []
+        for number in range(ceil(until / every_s)):
+            carried = self._sums[number] if number < len(self._sums) else 0.0
+            could = line_bytes_per_s * min(every_s, until - number * every_s)
+            samples.append(min(1.0, carried / could))
+        return Use(every_s=every_s, samples=samples)

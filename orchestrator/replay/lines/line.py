@@ -79,7 +79,8 @@ class Line:
 
     @property
     def sent_bytes(self) -> float:
-        """On the wire, up to the last change."""
+        """On the wire, up to now."""
+        self._mark(self._schedule.now)
         return self._account.nbytes
 
     @property
@@ -88,9 +89,11 @@ class Line:
         return self._share.backlog
 
     def use(self) -> Use:
-        """How busy it has been up to now."""
-        self._mark(self._schedule.now)
-        return self._account.use(self.model.goodput_bytes_per_s())
+        """How busy it has been up to now: of what its model carries, faults or none."""
+        now = self._schedule.now
+        self._settle(now)
+        self._mark(now)
+        return self._account.use(now, self.model.goodput_bytes_per_s())
 
     def send(self, transfer: Transfer) -> None:
         """Take a transfer whose KV is complete."""
@@ -169,10 +172,7 @@ class Line:
         if not claimed:
             return 0.0
         transfer.began_at = claimed[0][0]
-        before = self._account.nbytes
-        for begin, end, bytes_per_s in claimed:
-            self._account.add(begin, end, bytes_per_s)
-        return self._account.nbytes - before
+        return self._account.add_parts(claimed)
 
     # ------------------------------------------------------------ as time goes by
 

@@ -1,12 +1,12 @@
 """KV that is there before its prefill ends, and what a line could carry of it by then."""
 
-from collections import deque
 from collections.abc import Sequence
+from math import inf
 
 # (time, bytes of KV that are there by then), linear in between, nothing before the first.
 Ramp = tuple[tuple[float, float], ...]
 
-_MOST_GAPS = 64
+_MOST_GAPS = 32
 
 
 def layerwise(began_at: float, chunks: Sequence[tuple[float, float]], layers: int) -> Ramp:
@@ -31,11 +31,11 @@ class Spare:
     A replay learns of a transfer when its KV is complete. What of it could have gone before is
     claimed here, from what nobody else used: exact on a line with room, and on a full one late by
     the shares it would have taken from others. The claims of prefills that run side by side are
-    spread evenly over the gaps. Of the distant past only a mean is kept.
+    spread evenly over the gaps. The further back, the more gaps are kept as one of their mean.
     """
 
     def __init__(self) -> None:
-        self._gaps: deque[list[float]] = deque()  # [begin, end, bytes per second]
+        self._gaps: list[list[float]] = []  # [begin, end, bytes per second]
 
     def add(self, begin: float, end: float, bytes_per_s: float) -> None:
         gaps = self._gaps
@@ -43,11 +43,9 @@ class Spare:
             gaps[-1][1] = end
             return
         gaps.append([begin, end, bytes_per_s])
-        if len(gaps) > _MOST_GAPS:
-            first, second = gaps.popleft(), gaps[0]
-            nbytes = first[2] * (first[1] - first[0]) + second[2] * (second[1] - second[0])
-            second[0] = first[0]
-            second[2] = nbytes / (second[1] - second[0])
+        if len(gaps) >= _MOST_GAPS:
+            old = _MOST_GAPS // 2
+            gaps[:old] = [_mean(*gaps[at : at + 2]) for at in range(0, old, 2)]
 
     def claim(
         self, since: float, ramp: Ramp, *, ratio: float, each_bytes_per_s: float
@@ -57,59 +55,62 @@ class Spare:
         `ramp` in raw bytes, `ratio` raw bytes per one on the wire.
         """
         parts = self._since(since)
-        if not parts:
-            return []
-        spare = [min(each_bytes_per_s, gap[2]) for gap in parts]
-        could = sum(rate * (gap[1] - gap[0]) for gap, rate in zip(parts, spare, strict=True))
-        sent = min(could, _carried(parts, spare, ramp, ratio))
+        sent, could = _carried(parts, ramp, ratio, each_bytes_per_s)
         if sent <= 0:
             return []
         part = sent / could
         claimed = []
-        for gap, rate in zip(parts, spare, strict=True):
-            claimed.append((gap[0], gap[1], rate * part))
-            gap[2] = max(0.0, gap[2] - rate * part)
+        for gap in parts:
+            begin, end, spare = gap
+            rate = part * (spare if spare < each_bytes_per_s else each_bytes_per_s)
+            gap[2] = max(0.0, spare - rate)
+            claimed.append((begin, end, rate))
         return claimed
 
     def _since(self, since: float) -> list[list[float]]:
         """The gaps from `since` on; one that it falls into becomes two."""
         gaps = self._gaps
-        parts: list[list[float]] = []
-        for gap in reversed(gaps):
-            if gap[1] <= since:
-                break
-            parts.append(gap)
-        parts.reverse()
-        if parts and parts[0][0] < since:
-            begin, _, rate = parts[0]
-            parts[0][0] = since
-            gaps.insert(len(gaps) - len(parts), [begin, since, rate])
-        return parts
+        first = len(gaps)
+        while first and gaps[first - 1][1] > since:
+            first -= 1
+        if first < len(gaps) and gaps[first][0] < since:
+            begin, end, rate = gaps[first]
+            gaps[first : first + 1] = [begin, since, rate], [since, end, rate]
+            first += 1
+        return gaps[first:]
+
+
+def _mean(first: list[float], second: list[float]) -> list[float]:
+    nbytes = first[2] * (first[1] - first[0]) + second[2] * (second[1] - second[0])
+    return [first[0], second[1], nbytes / (second[1] - first[0])]
 
 
 def _carried(
-    gaps: Sequence[list[float]], rates: Sequence[float], ramp: Ramp, ratio: float
-) -> float:
-    """Bytes on the wire: in each piece between two bends of `ramp` and of the gaps, what the gap
-    carries, and never more by then than is there."""
-    sent = 0.0
+    gaps: Sequence[list[float]], ramp: Ramp, ratio: float, each_bytes_per_s: float
+) -> tuple[float, float]:
+    """Bytes on the wire, and what they would be if all of it were there all the time.
+
+    In each piece between two bends of `ramp` and of the gaps, what the gap carries, and never more
+    by then than is there.
+    """
+    sent = could = 0.0
     bend, bends = 0, len(ramp)
-    for (begin, end, _), rate in zip(gaps, rates, strict=True):
-        at = begin
-        while at < end:
-            while bend < bends and ramp[bend][0] <= at:
-                bend += 1
-            until = min(end, ramp[bend][0]) if bend < bends else end
-            if bend:  # before the first point nothing is there
-                sent = min(sent + rate * (until - at), _there(ramp, bend, until) / ratio)
-            at = until
-    return sent
-
-
-def _there(ramp: Ramp, bend: int, at: float) -> float:
-    """Bytes at a time that the points before and at `bend` enclose."""
-    before_at, before = ramp[bend - 1]
-    if bend == len(ramp):
-        return before
-    after_at, after = ramp[bend]
-    return before + (after - before) * (at - before_at) / (after_at - before_at)
+    there_at = there = slope = 0.0  # the ramp from its last bend on
+    bends_at = ramp[0][0] if ramp else inf
+    for begin, end, spare in gaps:
+        rate = spare if spare < each_bytes_per_s else each_bytes_per_s
+        could += rate * (end - begin)
+        while bends_at < end:
+            if bends_at > begin:
+                most = there + slope * (bends_at - there_at)
+                sent = min(sent + rate * (bends_at - begin), most)
+                begin = bends_at
+            there_at, there = ramp[bend][0], ramp[bend][1] / ratio
+            bend += 1
+            slope, bends_at = 0.0, inf
+            if bend < bends:
+                bends_at = ramp[bend][0]
+                if bends_at > there_at:
+                    slope = (ramp[bend][1] / ratio - there) / (bends_at - there_at)
+        sent = min(sent + rate * (end - begin), there + slope * (end - there_at))
+    return sent, could

@@ -82,6 +82,7 @@ class Shared:
         self._level = 0.0
         self._now = 0.0
         self._size = 0
+        self._share = 0.0  # bytes per second of each
         self._order = 0
         self._ends: list[tuple[float, int, Flow]] = []
         self._waiting: deque[Flow] = deque()
@@ -99,15 +100,17 @@ class Shared:
         flow.gone = True
         if flow.ends is not None:
             flow.left = max(0.0, flow.ends - self._level)
-            self._leave()
         self.backlog -= flow.left
+        if flow.ends is not None:
+            self._leave()
 
     def set_rate(self, now: float, bytes_per_s: float) -> None:
         self._advance(now)
         self.bytes_per_s = bytes_per_s
+        self._divide()
 
     def used(self) -> float:
-        return self._size * self._share()
+        return self._size * self._share
 
     def spare(self) -> float:
         if self._size == self._at_once:
@@ -118,10 +121,9 @@ class Shared:
         ends = self._ends
         while ends and ends[0][2].gone:
             heapq.heappop(ends)
-        share = self._share()
-        if not share:
+        if not self._share:
             return None
-        return self._now + max(0.0, ends[0][0] - self._level) / share, ends[0][2]
+        return self._now + max(0.0, ends[0][0] - self._level) / self._share, ends[0][2]
 
     def pop(self) -> Flow:
         due = self.next()
@@ -132,11 +134,11 @@ class Shared:
         self._leave()
         return flow
 
-    def _share(self) -> float:
-        return min(self._each, self.bytes_per_s / self._size) if self._size else 0.0
+    def _divide(self) -> None:
+        self._share = min(self._each, self.bytes_per_s / self._size) if self._size else 0.0
 
     def _advance(self, now: float) -> None:
-        step = self._share() * (now - self._now)
+        step = self._share * (now - self._now)
         self._level += step
         self.backlog -= step * self._size
         self._now = now
@@ -147,6 +149,7 @@ class Shared:
         flow.ends = self._level + flow.left
         flow.began_at = self._now
         heapq.heappush(self._ends, (flow.ends, self._order, flow))
+        self._divide()
 
     def _leave(self) -> None:
         self._size -= 1
@@ -158,6 +161,7 @@ class Shared:
         elif not self._size:
             self._ends.clear()
             self._level = self.backlog = 0.0
+        self._divide()
 
 
 class Ranked:
