@@ -1,20 +1,35 @@
-"""Continuous batching in closed form (a step takes A(b) + B S, and S grows by b).
+"""Continuous batching in closed form (a step takes max(A + B S, C), and S grows by b).
 
-With S the sum of contexts of a batch of b, n steps that also compute c prompt tokens each take
+With S the sum of contexts of a batch of b and c_k the seconds that the chunk of step k adds,
+c_k = c + g k (attention makes each chunk of a prompt dearer than the one before), n steps take
 
-    E(n) = n p + B b n^2 / 2,   p = c / rate + A(b) + B (S - b / 2)
+    E(n) = n p + (B b + g) n^2 / 2,   p = c + A + B S - (B b + g) / 2
 
-and e seconds hold n = 2 e / (p + sqrt(p^2 + 2 B b e)) steps. Legs join and leave at whole steps.
+and e seconds hold n = 2 e / (p + sqrt(p^2 + 2 (B b + g) e)) steps. Where C is the larger the same
+holds with A = C and B = 0, up to the step at which A + B S overtakes it: one split. Legs join and
+leave at whole steps.
 """
 
 import heapq
 from math import ceil, sqrt
+from typing import NamedTuple
 
 from orchestrator.replay.leg import ModelLeg
-from workers.costs import MeasuredCosts
+from workers.costs import Costs, DecodeLine
 
 # A boundary that is missed by less than this part of a step was met.
 SLACK = 1e-9
+_FOR_EVER = 1 << 60  # steps
+
+
+class ChunkCost(NamedTuple):
+    """Seconds that prefill adds to the next step, and how many more to each one after it."""
+
+    first_s: float
+    growth_s: float = 0.0
+
+
+NO_CHUNK = ChunkCost(0.0)
 
 
 class Batch:
@@ -23,14 +38,12 @@ class Batch:
     A leg's context is `offset` + clock + prompt: no leg is touched while the clock runs.
     """
 
-    def __init__(self, costs: MeasuredCosts) -> None:
+    def __init__(self, costs: Costs) -> None:
         self.clock = 0
         self.size = 0
         self.context = 0  # tokens, of all legs together
-        self._chunk_token_s = 1 / costs.prefill_tokens_per_s
-        self._fixed_s = costs.decode_step_s
-        self._leg_s = costs.sequence_s
-        self._context_s = costs.context_s
+        self._costs = costs
+        self._lines: dict[int, DecodeLine] = {}
         self._leaving: list[tuple[int, int, ModelLeg]] = []
         self._order = 0
 
@@ -82,25 +95,58 @@ class Batch:
 
     # ------------------------------------------------------------ how long it takes
 
-    def step_s(self, chunk: int = 0, after: int = 0) -> float:
-        """Seconds of the step that follows `after` steps from now, with `chunk` prompt tokens."""
-        size = self.size
-        seconds = chunk * self._chunk_token_s
-        if size:
-            seconds += self._fixed_s + self._leg_s * size
-            seconds += self._context_s * (self.context + size * after)
-        return seconds
+    def step_s(self, chunk_s: float = 0.0, after: int = 0) -> float:
+        """Seconds of the step that follows `after` steps from now, in which chunks take so long."""
+        fixed_s, per_context_s, least_s = self._line()
+        seconds = fixed_s + per_context_s * (self.context + self.size * after)
+        return chunk_s + (seconds if seconds > least_s else least_s)
 
-    def elapsed_s(self, steps: int, chunk: int = 0) -> float:
+    def elapsed_s(self, steps: int, chunk: ChunkCost = NO_CHUNK) -> float:
         """Seconds of the next `steps` steps."""
-        first_s = self.step_s(chunk)
-        return steps * (first_s + self._context_s * self.size * (steps - 1) / 2)
+        fixed_s, per_context_s, least_s = self._line()
+        seconds = steps * chunk.first_s + chunk.growth_s * steps * (steps - 1) / 2
+        flat = min(steps, self._flat_steps())
+        rest = steps - flat
+        if rest:
+            growth_s = per_context_s * self.size
+            first_s = fixed_s + per_context_s * (self.context + self.size * flat)
+            seconds += rest * (first_s + growth_s * (rest - 1) / 2)
+        return seconds + flat * least_s
 
-    def steps_until(self, seconds: float, chunk: int = 0) -> int:
+    def steps_until(self, seconds: float, chunk: ChunkCost = NO_CHUNK) -> int:
         """Whole steps, at least one, after which `seconds` have passed."""
         if seconds <= 0:
             return 1
-        growth_s = self._context_s * self.size
-        p = self.step_s(chunk) - growth_s / 2
-        steps = ceil(2 * seconds / (p + sqrt(p * p + 2 * growth_s * seconds)) - SLACK)
-        return steps or 1
+        fixed_s, per_context_s, least_s = self._line()
+        done, passed_s = 0, 0.0
+        if flat := self._flat_steps():
+            flat_s = flat * (least_s + chunk.first_s) + chunk.growth_s * flat * (flat - 1) / 2
+            if seconds <= flat_s:
+                return _steps(seconds, least_s + chunk.first_s, chunk.growth_s)
+            done, passed_s = flat, flat_s
+        first_s = fixed_s + per_context_s * (self.context + self.size * done)
+        first_s += chunk.first_s + chunk.growth_s * done
+        growth_s = per_context_s * self.size + chunk.growth_s
+        return done + _steps(seconds - passed_s, first_s, growth_s)
+
+    def _line(self) -> DecodeLine:
+        line = self._lines.get(self.size)
+        if line is None:
+            line = self._lines[self.size] = self._costs.decode_line(self.size)
+        return line
+
+    def _flat_steps(self) -> int:
+        """How many of the next steps take what the line takes at least."""
+        fixed_s, per_context_s, least_s = self._line()
+        missing_s = least_s - fixed_s - per_context_s * self.context
+        if missing_s <= 0:
+            return 0
+        growth_s = per_context_s * self.size
+        return ceil(missing_s / growth_s) if growth_s else _FOR_EVER
+
+
+def _steps(seconds: float, first_s: float, growth_s: float) -> int:
+    """Whole steps that hold `seconds`, at least one; each takes `growth_s` more than the last."""
+    p = first_s - growth_s / 2
+    steps = ceil(2 * seconds / (p + sqrt(p * p + 2 * growth_s * seconds)) - SLACK)
+    return steps if steps > 0 else 1

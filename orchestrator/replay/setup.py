@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from orchestrator.state.config import CoreConfig
 from workers.api.messages import Role
-from workers.costs import MeasuredCosts
+from workers.costs import Costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class ModelSpec:
     name: str
     site: str
     roles: frozenset[Role]
-    costs: MeasuredCosts
+    costs: Costs
     slots: int
     kv_tokens: int
     kv_bytes_per_token: int

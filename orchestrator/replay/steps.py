@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from orchestrator.replay.batch import Batch
+from orchestrator.replay.batch import NO_CHUNK, Batch, ChunkCost
 from orchestrator.replay.leg import ModelLeg
 from orchestrator.replay.setup import ModelSpec
 from orchestrator.virtual.schedule import Schedule
@@ -25,7 +25,7 @@ class Steps:
         self.batch = Batch(spec.costs)
         self.queue: deque[ModelLeg] = deque()  # legs with something to compute, as they came
         self.running = False
-        self.chunk = 0  # prompt tokens in each step that runs
+        self.chunk = NO_CHUNK  # what is prefilled in each step that runs
         self._spec = spec
         self._schedule = schedule
         self._ended = ended
@@ -45,7 +45,9 @@ class Steps:
         done = 0
         if self.running and self._steps > 1:
             done = self.batch.steps_until(self._schedule.now - self._began_at, self.chunk) - 1
-        return self.batch.step_s(0, done) or self._spec.costs.step_s((), 1, 0)
+        if self.batch.size:
+            return self.batch.step_s(0.0, done)
+        return self._spec.costs.step_s((), 1, 0)
 
     def begin(self, due: float | None, *, single: bool) -> None:
         """Begin the next step, if there is anything to compute.
@@ -55,7 +57,7 @@ class Steps:
         """
         batch = self.batch
         steps: int | None = None
-        self.chunk = 0
+        self.chunk = NO_CHUNK
         if self.queue:
             self.chunk, steps = self._choose_chunks()
         elif not batch.size:
@@ -82,20 +84,26 @@ class Steps:
                 self._steps = steps
                 self._plan_end()
 
-    def _choose_chunks(self) -> tuple[int, int]:
-        """Prompt tokens of the next step, and for how many steps it stays so."""
-        most = self._spec.chunk_tokens
-        room = most
+    def _choose_chunks(self) -> tuple[ChunkCost, int]:
+        """What the chunks of the next step take, and for how many steps they stay as many."""
+        spec = self._spec
+        room = spec.chunk_tokens
+        seconds = 0.0
         for leg in self.queue:
             if leg.began_at is None:
                 leg.began_at = self._schedule.now
             tokens = min(leg.todo, room)
+            seconds += spec.costs.chunk_s(tokens, leg.prompt + leg.own - leg.todo)
             self._chunks.append((leg, tokens))
             room -= tokens
             if not room:
                 break
-        steps = (self.queue[0].todo - 1) // most if len(self._chunks) == 1 else 1
-        return most - room, max(1, steps)
+        if len(self._chunks) > 1 or room:
+            return ChunkCost(seconds), 1
+        leg, tokens = self._chunks[0]
+        done = leg.prompt + leg.own - leg.todo
+        growth_s = spec.costs.chunk_s(tokens, done + tokens) - seconds
+        return ChunkCost(seconds, growth_s), max(1, (leg.todo - 1) // tokens)
 
     def _plan_end(self) -> None:
         self._plan += 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.lifecycle.request import NEAR_HANDOFF
-from orchestrator.replay.batch import SLACK
+from orchestrator.replay.batch import NO_CHUNK, SLACK
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.setup import ModelSpec
 from orchestrator.replay.steps import Steps
@@ -174,7 +174,7 @@ class ModelWorker:
         if start.role is Role.PREFILL:
             leg.todo = leg.prompt + leg.law
             self._queue.append(leg)
-            if not self._steps.chunk:
+            if self._steps.chunk is NO_CHUNK:
                 self._steps.cut()
         elif self._landed_early and self._landed_early.pop(key, None) is not None:
             self._land(leg)

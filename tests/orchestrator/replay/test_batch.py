@@ -5,10 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.replay.batch import Batch
+from orchestrator.replay.batch import NO_CHUNK, Batch, ChunkCost
 from tests.orchestrator.replay.rig import COSTS, Bench, spec, start
 from workers.api.messages import Pause, Paused, Resume, Stop
-from workers.costs import MeasuredCosts
+from workers.costs import Costs, MeasuredCosts, RooflineCosts
+
+ROOFLINE = RooflineCosts(
+    flops=2e10,
+    memory_bytes_per_s=1e8,
+    active_params=1e5,
+    attention_width=100,
+    kv_bytes_per_token=100,
+    weight_bytes=2e6,
+    overhead_s=0.001,
+    sequence_s=0.0001,
+)
 
 
 def stepped(
@@ -75,16 +86,33 @@ def test_legs_that_join_and_leave(seed: int) -> None:
             assert runs[-1][0] == pytest.approx(ends[n], abs=1e-6)
 
 
-@pytest.mark.parametrize("context_s", [0.0, 1e-7, 1e-3])
-@pytest.mark.parametrize("chunk", [0, 512])
-def test_steps_and_seconds_are_each_others_inverse(context_s: float, chunk: int) -> None:
-    batch = Batch(replace(COSTS, context_s=context_s))
+@pytest.mark.parametrize("context_s", [0.0, 1e-6, 1e-3])
+@pytest.mark.parametrize("chunk", [NO_CHUNK, ChunkCost(0.05), ChunkCost(0.05, 0.001)])
+@pytest.mark.parametrize("flops", [None, 2e10, 4.8e7])
+def test_steps_and_seconds_are_those_of_single_steps(
+    context_s: float, chunk: ChunkCost, flops: float | None
+) -> None:
+    """A roofline that is memory's all the time, arithmetic's at first, or all the time."""
+    costs: Costs = replace(COSTS, context_s=context_s)
+    if flops is not None:
+        costs = replace(ROOFLINE, flops=flops, kv_bytes_per_token=context_s * 1e8)
+    batch = Batch(costs)
     batch.size, batch.context = 7, 5000
-    for steps in (1, 2, 3, 50, 1000, 30_000):
-        seconds = batch.elapsed_s(steps, chunk)
-        assert batch.steps_until(seconds, chunk) == steps
-        assert batch.steps_until(seconds + 1e-4, chunk) == steps + 1
-        assert batch.steps_until(seconds - 1e-4, chunk) == steps
+    ends = [0.0]
+    for step in range(2000):
+        chunk_s = chunk.first_s + chunk.growth_s * step
+        ends.append(ends[-1] + chunk_s + costs.step_s((), 7, 5000 + 7 * step))
+    for steps in (1, 2, 3, 50, 1000, 2000):
+        assert batch.elapsed_s(steps, chunk) == pytest.approx(ends[steps])
+        assert batch.steps_until(batch.elapsed_s(steps, chunk), chunk) == steps
+        assert batch.steps_until(ends[steps] + 1e-4, chunk) == steps + 1
+        assert batch.steps_until(ends[steps] - 1e-4, chunk) == steps
+
+
+def test_the_split_of_a_roofline_is_within_these_tests() -> None:
+    batch = Batch(replace(ROOFLINE, flops=4.8e7, kv_bytes_per_token=100.0))
+    batch.size, batch.context = 7, 5000
+    assert 50 < batch._flat_steps() < 1000
 
 
 def test_a_pause_and_a_resume_take_effect_at_whole_steps() -> None:
