@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf, log2, sqrt
+from math import ceil, inf, log2, sqrt
 from statistics import NormalDist
 from zlib import crc32
 
@@ -113,16 +113,17 @@ class LineModel:
         return _SHARES[self.share](self, rate)
 
     def starting_s(self, nbytes: float) -> float:
-        """Seconds that a slow start costs a transfer of that size which begins it.
+        """Seconds that a slow start costs a transfer of that many bytes on the wire.
 
-        A round trip for each doubling of the connections' windows, until they hold what the line
-        has on its way or all of the transfer has gone; less what the line would need for the bytes
-        that go meanwhile.
+        Windows double every round trip until they hold what the line has on its way, or all has
+        gone. After r round trips first x (2^r - 1) bytes have gone, which the line alone would have
+        carried in less.
         """
         rtt_s, rate = 2 * self.delay_s, self.goodput_bytes_per_s()
         first = self.connections * FIRST_WINDOW_BYTES
-        goes = min(nbytes, max(0.0, rate * rtt_s - first))
-        return max(0.0, log2(1 + goes / first) * rtt_s - goes / rate)
+        full = max(0, ceil(log2(max(1.0, rate * rtt_s / first))))
+        trips = min(full, max(0, ceil(log2(1 + nbytes / first)) - 1))
+        return trips * rtt_s - first * ((1 << trips) - 1) / rate
 
     def arriving_s(self, nbytes: float, name: str) -> float:
         """From when a transfer's last byte leaves until all of it is decoded at the far end.
