@@ -32,16 +32,21 @@ class Account:
 
     def add_parts(self, parts: Sequence[tuple[float, float, float]]) -> float:
         """Several of them, in order of time; the bytes of all."""
-        nbytes = 0.0
+        every_s, sums = self._every_s, self._sums
+        total = here = 0.0
+        number = int(parts[0][0] / every_s)
+        ends_at = (number + 1) * every_s if number < len(sums) else 0.0
         for begin, end, bytes_per_s in parts:
-            nbytes += bytes_per_s * (end - begin)
-        if int(parts[0][0] / self._every_s) == int(parts[-1][1] / self._every_s) < len(self._sums):
-            self.nbytes += nbytes
-            self._sums[int(parts[0][0] / self._every_s)] += nbytes
-        else:
-            for part in parts:
-                self.add(*part)
-        return nbytes
+            nbytes = bytes_per_s * (end - begin)
+            if end <= ends_at:
+                here += nbytes
+            else:
+                self.add(begin, end, bytes_per_s)
+            total += nbytes
+        if here:
+            sums[number] += here
+            self.nbytes += here
+        return total
 
     def use(self, until: float, line_bytes_per_s: float) -> Use:
         """Over what the line could have carried, up to `until`."""

@@ -135,7 +135,10 @@ class Line:
         self._set_rate()
 
     def restore(self) -> None:
+        """Connections are made anew: they start slowly, if the line does so at all."""
         self.up = True
+        if self.model.slow_start:
+            self._start_slowly(self._schedule.now + self.model.starting_s(self._share.backlog))
         self._set_rate()
         for transfer in tuple(self._flying):
             self._fly(transfer, self._schedule.now)
@@ -159,10 +162,7 @@ class Line:
             begins = max(since, self._silent_since)
             if begins - self._silent_since > IDLE_S:
                 since = begins + self.model.starting_s(transfer.wire_bytes)
-                if since > now:
-                    self._slow_until = since
-                    self._set_rate()
-                    self._schedule.at(since, self._set_rate)
+                self._start_slowly(since)
             self._silent_since = now
         if since >= now:
             return 0.0
@@ -173,6 +173,13 @@ class Line:
             return 0.0
         transfer.began_at = claimed[0][0]
         return self._account.add_parts(claimed)
+
+    def _start_slowly(self, until: float) -> None:
+        """Nothing goes before; then the line is at its speed."""
+        self._slow_until = until
+        if until > self._schedule.now:
+            self._set_rate()
+            self._schedule.at(until, self._set_rate)
 
     # ------------------------------------------------------------ as time goes by
 

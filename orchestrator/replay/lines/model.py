@@ -82,6 +82,14 @@ class LineModel:
     codec: CodecModel = CodecModel()
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a path over which nothing could go."""
+        if not self.bytes_per_s > 0 or self.connections < 1 or not 0 <= self.loss < 1:
+            raise ValueError(
+                f"a line of {self.bytes_per_s:g} bytes/s, {self.connections} connections and a "
+                f"loss of {self.loss:g} carries nothing"
+            )
+
     def each_bytes_per_s(self) -> float:
         """What one connection carries at most; infinite when only the line limits it."""
         limits = [inf]

@@ -6,7 +6,7 @@ from math import inf
 # (time, bytes of KV that are there by then), linear in between, nothing before the first.
 Ramp = tuple[tuple[float, float], ...]
 
-_MOST_GAPS = 32
+_MOST_GAPS = 16
 
 
 def layerwise(began_at: float, chunks: Sequence[tuple[float, float]], layers: int) -> Ramp:
@@ -63,7 +63,7 @@ class Spare:
         for gap in parts:
             begin, end, spare = gap
             rate = part * (spare if spare < each_bytes_per_s else each_bytes_per_s)
-            gap[2] = max(0.0, spare - rate)
+            gap[2] = spare - rate if spare > rate else 0.0
             claimed.append((begin, end, rate))
         return claimed
 

@@ -3,6 +3,7 @@
 import statistics
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -104,3 +105,11 @@ def test_codecs_by_name_and_by_policy() -> None:
     assert codec_model("lossless", line_bytes_per_s=1e11, cores=1.0).ratio == 1.0
     with pytest.raises(ValueError, match="int9"):
         codec_model("int9", line_bytes_per_s=1e9, cores=1.0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"bytes_per_s": 0.0}, {"loss": 1.0}, {"loss": -0.1}, {"connections": 0}]
+)
+def test_a_line_that_carries_nothing_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="carries nothing"):
+        replace(LONG, **wrong)

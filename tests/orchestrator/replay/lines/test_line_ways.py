@@ -240,6 +240,16 @@ def test_a_slow_start_is_over_before_a_long_prefill_ends() -> None:
     assert one.run() == pytest.approx({"r": 4 + 0.01 + 0.025})
 
 
+def test_after_a_cut_connections_start_slowly() -> None:
+    model = LineModel(bytes_per_s=1e8, delay_s=0.025, connections=1, slow_start=True)
+    one = Way(model)
+    one.send(0.0, "r", 10**8)
+    one.schedule.at(1.0, one.line.cut)
+    one.schedule.at(3.0, one.line.restore)
+    late = model.starting_s(1e8)  # the same for all that is larger than what fills the line
+    assert one.run() == pytest.approx({"r": late + 1.0 + 2.0 + late + 0.025})
+
+
 def test_coded_kv_is_less_on_the_wire() -> None:
     one = Way(replace(PLAIN, codec=CodecModel(ratio=2.0)))
     moved = one.send(0.0, "r", 400)
