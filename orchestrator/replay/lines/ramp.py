@@ -9,20 +9,24 @@ Ramp = tuple[tuple[float, float], ...]
 _MOST_GAPS = 16
 
 
-def layerwise(began_at: float, chunks: Sequence[tuple[float, float]], layers: int) -> Ramp:
+def layerwise(
+    began_at: float, chunks: Sequence[tuple[float, float]], layers: int, *, before: float = 0.0
+) -> Ramp:
     """The KV of a prefill that hands over each layer of a chunk as soon as it is computed.
 
-    `chunks`: when each ended (or several alike in a row) and the bytes by then. A layer is late by
-    the time it takes, so of the last chunk one layer's bytes are left when the prefill ends. Of
-    several chunks given as one it is taken to be a layer of all of them.
+    `chunks`: when each ended (or several alike in a row) and the bytes by then; `before`: bytes
+    that were there when it began, from a cache. A layer is late by the time it takes, so of the
+    last chunk one layer's bytes are left when the prefill ends. Of several chunks given as one it
+    is taken to be a layer of all of them.
     """
-    points = []
-    start, there = began_at, 0.0
+    points = [(began_at, before)] if before else []
+    start, there = began_at, before
+    last = (began_at, before)
     for end, nbytes in chunks:
         points.append((start + (end - start) / layers, there))
         last = (end, nbytes - (nbytes - there) / layers)
         start, there = end, nbytes
-    return (*points, last) if points else ()
+    return (*points, last)
 
 
 class Spare:

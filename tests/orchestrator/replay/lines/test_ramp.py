@@ -32,6 +32,14 @@ def test_layers_of_several_chunks() -> None:
     assert ramp == ((1.0, 0.0), (5.0, 100.0), (10.0, 200.0), (16.0, 275.0))
 
 
+def test_a_cached_prefix_need_not_wait() -> None:
+    ramp = layerwise(0.0, [(10.0, 500.0)], 4, before=300.0)
+    assert ramp == ((0.0, 300.0), (2.5, 300.0), (10.0, 450.0))
+    assert claim(idle(0.0, 10.0), 0.0, ramp) == pytest.approx(450)
+    assert layerwise(2.0, [], 4, before=300.0) == ((2.0, 300.0), (2.0, 300.0))
+    assert claim(idle(0.0, 4.0), 0.0, layerwise(2.0, [], 4, before=300.0)) == pytest.approx(200)
+
+
 def test_a_model_of_one_layer_hands_over_chunks() -> None:
     assert layerwise(0.0, [(4.0, 100.0), (8.0, 200.0)], 1)[-1] == (8.0, 100.0)
 
