@@ -6,7 +6,8 @@ from math import inf
 # (time, bytes of KV that are there by then), linear in between, nothing before the first.
 Ramp = tuple[tuple[float, float], ...]
 
-_MOST_GAPS = 16
+_MOST_GAPS = 32
+_SMEAR = 0.25
 
 
 def layerwise(
@@ -33,13 +34,15 @@ class Spare:
     """What a line could have carried and did not, for transfers that are told of late.
 
     A replay learns of a transfer when its KV is complete. What of it could have gone before is
-    claimed here, from what nobody else used: exact on a line with room, and on a full one late by
-    the shares it would have taken from others. The claims of prefills that run side by side are
-    spread evenly over the gaps. The further back, the more gaps are kept as one of their mean.
+    claimed here, as early as it could, from what nobody else used. So a line with work is as full
+    as if it had been told in time; only who goes first on a full line may differ.
+
+    Gaps are merged into one of their mean where they are short against how long ago they were.
     """
 
     def __init__(self) -> None:
         self._gaps: list[list[float]] = []  # [begin, end, bytes per second]
+        self._most = _MOST_GAPS
 
     def add(self, begin: float, end: float, bytes_per_s: float) -> None:
         gaps = self._gaps
@@ -47,28 +50,46 @@ class Spare:
             gaps[-1][1] = end
             return
         gaps.append([begin, end, bytes_per_s])
-        if len(gaps) >= _MOST_GAPS:
-            old = _MOST_GAPS // 2
-            gaps[:old] = [_mean(*gaps[at : at + 2]) for at in range(0, old, 2)]
+        if len(gaps) >= self._most:
+            self._gaps = _merged(gaps, end)
+            self._most = max(_MOST_GAPS, 2 * len(self._gaps))
 
     def claim(
         self, since: float, ramp: Ramp, *, ratio: float, each_bytes_per_s: float
     ) -> list[tuple[float, float, float]]:
         """Take what could have gone from `since` on: [(begin, end, bytes per second)] on the wire.
 
-        `ramp` in raw bytes, `ratio` raw bytes per one on the wire.
+        In each piece between two bends of `ramp` and of the gaps, what the gap carries, and never
+        more by then than is there. `ramp` in raw bytes, `ratio` raw bytes per one on the wire.
         """
-        parts = self._since(since)
-        sent, could = _carried(parts, ramp, ratio, each_bytes_per_s)
-        if sent <= 0:
-            return []
-        part = sent / could
-        claimed = []
-        for gap in parts:
+        claimed: list[tuple[float, float, float]] = []
+        sent = 0.0
+        bend, bends = 0, len(ramp)
+        there_at = there = slope = 0.0  # the ramp from its last bend on
+        bends_at = ramp[0][0] if ramp else inf
+        for gap in self._since(since):
             begin, end, spare = gap
-            rate = part * (spare if spare < each_bytes_per_s else each_bytes_per_s)
-            gap[2] = spare - rate if spare > rate else 0.0
-            claimed.append((begin, end, rate))
+            rate = spare if spare < each_bytes_per_s else each_bytes_per_s
+            at, before = begin, sent
+            while bends_at < end:
+                if bends_at > at:
+                    sent = min(sent + rate * (bends_at - at), there + slope * (bends_at - there_at))
+                    at = bends_at
+                there_at, there = ramp[bend][0], ramp[bend][1] / ratio
+                bend += 1
+                slope, bends_at = 0.0, inf
+                if bend < bends:
+                    bends_at = ramp[bend][0]
+                    if bends_at > there_at:
+                        slope = (ramp[bend][1] / ratio - there) / (bends_at - there_at)
+            most = there + slope * (end - there_at)
+            sent += rate * (end - at)
+            if sent > most:
+                sent = most
+            if sent > before:
+                rate = (sent - before) / (end - begin)
+                gap[2] = spare - rate if spare > rate else 0.0
+                claimed.append((begin, end, rate))
         return claimed
 
     def _since(self, since: float) -> list[list[float]]:
@@ -84,37 +105,15 @@ class Spare:
         return gaps[first:]
 
 
-def _mean(first: list[float], second: list[float]) -> list[float]:
-    nbytes = first[2] * (first[1] - first[0]) + second[2] * (second[1] - second[0])
-    return [first[0], second[1], nbytes / (second[1] - first[0])]
-
-
-def _carried(
-    gaps: Sequence[list[float]], ramp: Ramp, ratio: float, each_bytes_per_s: float
-) -> tuple[float, float]:
-    """Bytes on the wire, and what they would be if all of it were there all the time.
-
-    In each piece between two bends of `ramp` and of the gaps, what the gap carries, and never more
-    by then than is there.
-    """
-    sent = could = 0.0
-    bend, bends = 0, len(ramp)
-    there_at = there = slope = 0.0  # the ramp from its last bend on
-    bends_at = ramp[0][0] if ramp else inf
-    for begin, end, spare in gaps:
-        rate = spare if spare < each_bytes_per_s else each_bytes_per_s
-        could += rate * (end - begin)
-        while bends_at < end:
-            if bends_at > begin:
-                most = there + slope * (bends_at - there_at)
-                sent = min(sent + rate * (bends_at - begin), most)
-                begin = bends_at
-            there_at, there = ramp[bend][0], ramp[bend][1] / ratio
-            bend += 1
-            slope, bends_at = 0.0, inf
-            if bend < bends:
-                bends_at = ramp[bend][0]
-                if bends_at > there_at:
-                    slope = (ramp[bend][1] / ratio - there) / (bends_at - there_at)
-        sent = min(sent + rate * (end - begin), there + slope * (end - there_at))
-    return sent, could
+def _merged(gaps: Sequence[list[float]], now: float) -> list[list[float]]:
+    """Neighbours as one, as long as that is shorter than _SMEAR of the time since."""
+    merged = [gaps[0]]
+    for gap in gaps[1:]:
+        last = merged[-1]
+        begin, end = last[0], gap[1]
+        if end - begin <= _SMEAR * (now - end):
+            nbytes = last[2] * (last[1] - begin) + gap[2] * (end - gap[0])
+            merged[-1] = [begin, end, nbytes / (end - begin)]
+        else:
+            merged.append(gap)
+    return merged

@@ -325,3 +325,42 @@ def _calls(share: Sharing, transfers: int) -> float:
     one.run(1e6)
     assert len(one.landed) == transfers
     return one.schedule.done / transfers
+
+
+# ------------------------------------------------------------------ told of late, and in time
+
+
+def test_a_full_line_carries_as_much_as_if_it_had_been_told_in_time() -> None:
+    """Prefills of 4 s each side by side, in time steps: the line takes what is there, in order."""
+    draw = random.Random(3)
+    one, at = way(Sharing.FIFO), 0.0
+    began, nbytes, layers, prefill_s = [], [], 8, 4.0
+    for number in range(250):
+        at += draw.expovariate(1.6 if 60 < at < 90 else 0.7)
+        began.append(at)
+        nbytes.append(draw.randrange(20, 200))
+        ramp = layerwise(at, [(at + prefill_s, float(nbytes[-1]))], layers)
+        one.send(at + prefill_s, f"r{number}", nbytes[-1], since=at, ramp=ramp)
+    landed = one.run()
+    step, now, first = 0.01, 0.0, 0
+    left = [float(n) for n in nbytes]
+    ended = [0.0] * len(left)
+    while first < len(left):
+        now += step
+        room = one.model.bytes_per_s * step
+        for number in range(first, len(left)):
+            part = (now - began[number] - prefill_s / layers) / prefill_s
+            if part <= 0 or room <= 0:
+                break
+            kept = 0.0 if now >= began[number] + prefill_s else 1 - min(part, 1 - 1 / layers)
+            goes = min(room, max(0.0, left[number] - kept * nbytes[number]))
+            left[number] -= goes
+            room -= goes
+            if left[number] < 1e-9 and not ended[number]:
+                ended[number] = now
+        while first < len(left) and ended[first]:
+            first += 1
+    late = [landed[f"r{number}"] - one.model.delay_s - ended[number] for number in range(len(left))]
+    assert max(ended[n] - began[n] - prefill_s for n in range(len(left))) > 10  # it was full
+    assert max(map(abs, late)) < 0.5
+    assert abs(sum(late)) / len(late) < 0.05
