@@ -26,7 +26,7 @@ class Context:
 
     config: CoreConfig
     world: World
-    prefixes: PrefixBook = field(default_factory=PrefixBook)
+    prefixes: PrefixBook
     actions: list[Action] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # things worth counting, by name
     room_made: bool = False  # some worker has room again: the queue is worth a look

@@ -4,7 +4,6 @@ from itertools import pairwise
 
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.request import NEAR_HANDOFF, Request
-from orchestrator.policy.prefixes import block_hashes
 from orchestrator.state.actions import Fail, Failure, Finish, Summary
 from orchestrator.state.events import Route
 
@@ -59,8 +58,10 @@ def note_answer(ctx: Context, req: Request) -> None:
     leg = req.authority
     if leg is not None:
         # The last token was sampled and never computed.
-        ids = (*req.spec.prompt_ids, *req.law.ids[:-1])
-        ctx.prefixes.note(leg.worker, block_hashes(ids, req.spec.cache_salt, req.prefix))
+        spec, answer = req.spec, req.law.ids[:-1]
+        names = ctx.prefixes.names
+        answered = names.of_answered(spec.prompt_ids, answer, spec.cache_salt, req.prefix)
+        ctx.prefixes.note(leg.worker, answered)
 
 
 def note_steps(req: Request) -> None:

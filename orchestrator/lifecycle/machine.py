@@ -14,7 +14,7 @@ from orchestrator.lifecycle.phases import Phase
 from orchestrator.lifecycle.recover import find_place, lose_leg, reconcile
 from orchestrator.lifecycle.release import release
 from orchestrator.lifecycle.request import Leg, Request, StopWatch
-from orchestrator.policy.prefixes import block_hashes
+from orchestrator.policy.prefixes import BlockNames, PrefixBook
 from orchestrator.policy.router import Refusal
 from orchestrator.state.actions import Action, Failure
 from orchestrator.state.config import CoreConfig
@@ -58,13 +58,21 @@ class Machine:
     """All requests of one gateway.
 
     `handle` never waits. `stop_watch(stop_strings)` makes the matcher for one request's stop
-    strings. Events about unknown requests, legs or workers are dropped and counted.
+    strings, `names` names what prompts contain. Events about unknown requests, legs or workers are
+    dropped and counted.
     """
 
     def __init__(
-        self, config: CoreConfig, stop_watch: Callable[[tuple[str, ...]], StopWatch]
+        self,
+        config: CoreConfig,
+        stop_watch: Callable[[tuple[str, ...]], StopWatch],
+        names: BlockNames | None = None,
     ) -> None:
-        self.ctx = Context(config=config, world=World(gateway_site=config.gateway_site))
+        self.ctx = Context(
+            config=config,
+            world=World(gateway_site=config.gateway_site),
+            prefixes=PrefixBook(names),
+        )
         self.requests: dict[str, Request] = {}
         self._stop_watch = stop_watch
         self._queue: OrderedDict[str, None] = OrderedDict()
@@ -186,7 +194,7 @@ class Machine:
             mode=event.handoff or self.ctx.config.handoff,
             arrived_at=now,
             watch=self._stop_watch(event.stop_strings) if event.stop_strings else None,
-            prefix=block_hashes(event.prompt_ids, event.cache_salt),
+            prefix=self.ctx.prefixes.names.of_prompt(event.prompt_ids, event.cache_salt),
         )
         self.requests[req.name] = self._at_work = req
         refusal = Refusal.BUSY if self._queue else None

@@ -20,10 +20,31 @@ def block_hashes(
     return block_names("", cache_salt, ids, known)
 
 
+class BlockNames:
+    """Names content by its tokens. Prompts without tokens are named by whoever made them."""
+
+    block_tokens = BLOCK
+
+    def of_prompt(self, prompt_ids: Sequence[int], cache_salt: str) -> tuple[bytes, ...]:
+        """Names of a prompt's leading blocks."""
+        return block_hashes(prompt_ids, cache_salt)
+
+    def of_answered(
+        self,
+        prompt_ids: Sequence[int],
+        answer_ids: Sequence[int],
+        cache_salt: str,
+        known: Sequence[bytes],
+    ) -> tuple[bytes, ...]:
+        """Names of a prompt with its answer; `known` are the prompt's own."""
+        return block_hashes((*prompt_ids, *answer_ids), cache_salt, known)
+
+
 class PrefixBook:
     """Per worker the blocks it was seen to hold; a guess, since workers evict on their own."""
 
-    def __init__(self, blocks_per_worker: int = 4096) -> None:
+    def __init__(self, names: BlockNames | None = None, blocks_per_worker: int = 4096) -> None:
+        self.names = names or BlockNames()
         self._limit = blocks_per_worker
         self._seen: dict[str, OrderedDict[bytes, None]] = {}
 
@@ -55,5 +76,5 @@ class PrefixBook:
                     break
                 depth += 1
             if depth:
-                found[worker] = depth * BLOCK
+                found[worker] = depth * self.names.block_tokens
         return found
