@@ -26,9 +26,7 @@ from orchestrator.live.openai.vocabulary import Vocabulary
 from orchestrator.live.roster import Roster, expected_workers
 from orchestrator.membership.reports import LeaseRefused
 from orchestrator.metrics.exposition import Metrics
-from orchestrator.state.config import CoreConfig, Deadlines
-from orchestrator.state.events import HandoffMode
-from orchestrator.state.events import Route as RequestRoute
+from orchestrator.topology.core import core_config
 from orchestrator.topology.schema import Topology
 from transport.emulator.control import LineError
 from transport.tls import TlsContexts
@@ -39,30 +37,6 @@ from workers.service.front import Front, listen
 log = logging.getLogger(__name__)
 
 READY_CHECK_S = 0.1
-
-
-def core_config(topology: Topology, gateway: str) -> CoreConfig:
-    """The core's standing orders, from the file."""
-    policy, given = topology.policy, topology.policy.deadlines
-    return CoreConfig(
-        gateway=gateway,
-        gateway_site=topology.gateway.site,
-        route=None if policy.route == "auto" else RequestRoute(policy.route),
-        handoff=HandoffMode(policy.handoff),
-        codec=policy.codec,
-        handoff_bound_s=policy.handoff_bound_s,
-        queue_limit=policy.queue_limit,
-        deadlines=Deadlines(
-            queue=given.queue_s,
-            prefill=given.prefill_s,
-            kv=given.kv_s,
-            first_token=given.first_token_s,
-            silence=given.silence_s,
-            resync=given.resync_s,
-            cut=given.cut_s,
-            request=given.request_s,
-        ),
-    )
 
 
 def read_card(name: str, directory: Path) -> ModelCard:

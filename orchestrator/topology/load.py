@@ -16,17 +16,17 @@ from orchestrator.topology.strict import check, validate
 from workers.api.messages import Role
 
 
-def load_topology(path: str | FilePath) -> Topology:
-    """The topology in a file, the paths it names made absolute.
+def load_topology(path: str | FilePath, catalogue: Catalogue | None = None) -> Topology:
+    """The topology in a file, the paths it names made absolute; None: the packaged catalogue.
 
     Raises TopologyError with every mistake in the file.
     """
     file = FilePath(path)
     document = read_document(file)
-    catalogue = load_catalogue()
-    topology, mistakes = check(Topology, document, _own_words)
+    catalogue = catalogue or load_catalogue()
+    topology, mistakes = check(Topology, document, own_words)
     if isinstance(document.data, dict):
-        for where, message in _rule_mistakes(document.data, file.parent, catalogue):
+        for where, message in rule_mistakes(document.data, file.parent, catalogue):
             mistakes.append(document.mistake(where, message))
     if mistakes or topology is None:
         raise TopologyError(mistakes)
@@ -38,7 +38,7 @@ def load_topology(path: str | FilePath) -> Topology:
     return topology.model_copy(update={"model": model, "security": security})
 
 
-def _own_words(path: Path, kind: str) -> str | None:
+def own_words(path: Path, kind: str) -> str | None:
     """What is said of a mistake that this file knows more about."""
     key = str(path[-1]) if path else ""
     return NO_ROLES if kind == "missing" and key == "roles" else None
@@ -47,9 +47,10 @@ def _own_words(path: Path, kind: str) -> str | None:
 # --------------------------------------------------------------------------- the rules' mistakes
 
 
-def _rule_mistakes(
+def rule_mistakes(
     data: dict[str, Any], directory: FilePath, catalogue: Catalogue
 ) -> Iterator[Found]:
+    """Every rule that a topology's data breaks; `directory` is where its file lies."""
     yield from _model_rules(data.get("model"), directory, catalogue)
     raw_pools = dict(_raw_pools(data))
     for (site, name), raw in raw_pools.items():

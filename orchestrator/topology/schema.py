@@ -27,7 +27,7 @@ FIBRE_S_PER_KM = 4.9e-6
 FROM_FILE = {"from_file": True}  # the validation context in which bare numbers have no unit
 
 
-def _quantity(parse: Callable[[str], float], example: str) -> BeforeValidator:
+def quantity(parse: Callable[[str], float], example: str) -> BeforeValidator:
     """Text is parsed; a bare number is an SI value in code but a mistake in a file."""
 
     def read(value: object, info: ValidationInfo) -> object:
@@ -47,18 +47,18 @@ def _distance(value: object) -> object:
     return parse_distance_km(value) if isinstance(value, str) else value
 
 
-_DURATION = _quantity(parse_duration_s, "50ms")
+_DURATION = quantity(parse_duration_s, "50ms")
 Seconds = Annotated[float, _DURATION, Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, _DURATION, Field(gt=0, allow_inf_nan=False)]
 Rate = Annotated[
-    float, _quantity(parse_rate_bytes_per_s, "20Gbps"), Field(gt=0, allow_inf_nan=False)
+    float, quantity(parse_rate_bytes_per_s, "20Gbps"), Field(gt=0, allow_inf_nan=False)
 ]
 Kilometres = Annotated[float, BeforeValidator(_distance), Field(ge=0, allow_inf_nan=False)]
 PricePerHour = Annotated[
-    float, _quantity(parse_price_per_h, "2.0/h"), Field(ge=0, allow_inf_nan=False)
+    float, quantity(parse_price_per_h, "2.0/h"), Field(ge=0, allow_inf_nan=False)
 ]
 PricePerGB = Annotated[
-    float, _quantity(parse_price_per_gb, "0.02/GB"), Field(ge=0, allow_inf_nan=False)
+    float, quantity(parse_price_per_gb, "0.02/GB"), Field(ge=0, allow_inf_nan=False)
 ]
 Positive = Annotated[int, Field(gt=0)]
 # Names become node labels, worker ids and metric labels.
@@ -173,15 +173,20 @@ class Deadlines(Strict):
     lease_s: PositiveSeconds = Field(default=10.0, ge=5.0, alias="lease")
 
 
+RouteName = Literal["auto", "local", "direct", "relay"]
+HandoffName = Literal["auto", "catch-up", "one-shot"]
+# The first two choose as they go. A test holds the names against transport.codecs.
+CodecName = Literal[
+    "lossless", "lossy", "raw", "huffman", "zstd", "int8", "int8+zstd", "k8v4", "int4"
+]
+
+
 class Policy(Strict):
     """How requests are routed and handed over."""
 
-    route: Literal["auto", "local", "direct", "relay"] = "auto"
-    handoff: Literal["auto", "catch-up", "one-shot"] = "auto"
-    # The first two choose as they go. A test holds the names against transport.codecs.
-    codec: Literal[
-        "lossless", "lossy", "raw", "huffman", "zstd", "int8", "int8+zstd", "k8v4", "int4"
-    ] = "lossless"
+    route: RouteName = "auto"
+    handoff: HandoffName = "auto"
+    codec: CodecName = "lossless"
     handoff_bound_s: PositiveSeconds = Field(default=1.0, alias="handoff_bound")
     queue_limit: int = Field(default=256, ge=0)  # requests that may wait
     deadlines: Deadlines = Field(default_factory=Deadlines)

@@ -35,8 +35,11 @@ class BadLine:
 class Workload(Protocol):
     """Requests in the order of `at`. `block_tokens`: tokens that one block's name stands for."""
 
-    block_tokens: int
-    bad: tuple[BadLine, ...]
+    @property
+    def block_tokens(self) -> int: ...
+
+    @property
+    def bad(self) -> tuple[BadLine, ...]: ...
 
     def requests(self) -> Iterator[TraceRequest]:
         """From the first one on; the same each time."""

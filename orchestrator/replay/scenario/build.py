@@ -1,0 +1,111 @@
+"""From a scenario and one of its policies to what a replay is made of."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from orchestrator.replay.scenario.impossible import GB, kv_gb, weights_gb
+from orchestrator.replay.scenario.schema import Compared, Scenario
+from orchestrator.replay.scenario.workload import make_workload
+from orchestrator.replay.setup import LineSpec, ModelSpec, ReplaySetup
+from orchestrator.replay.workload.request import Workload
+from orchestrator.state.config import CoreConfig
+from orchestrator.state.events import Arrived
+from orchestrator.topology.core import core_config
+from orchestrator.topology.schema import Pool, Topology
+from workers.costs import Costs, MeasuredCosts, RooflineCosts
+
+# What a worker is given where its pool does not say: a topology's own defaults are a laptop's.
+SLOTS = 256
+CHUNK_TOKENS = 2048
+
+
+def build(
+    scenario: Scenario, policy: Compared, workload: Workload | None = None
+) -> tuple[ReplaySetup, Iterator[tuple[float, Arrived]]]:
+    """The deployment under a policy, and who asks when. None: the scenario's own workload.
+
+    Raises UserError for a trace that cannot be read.
+    """
+    topology = _under(scenario.topology(policy), policy)
+    asked = make_workload(scenario) if workload is None else workload
+    setup = ReplaySetup(
+        core=_core(topology),
+        workers=tuple(_workers(scenario, topology)),
+        lines=tuple(
+            LineSpec(between=link.between, bytes_per_s=link.rate_bytes_per_s, delay_s=link.delay_s)
+            for link in topology.links
+        ),
+    )
+    return setup, _asks(asked)
+
+
+def _under(topology: Topology, policy: Compared) -> Topology:
+    """The topology with what the policy changes."""
+    changes = {
+        key: value
+        for key in ("route", "handoff", "codec")
+        if (value := getattr(policy, key)) is not None
+    }
+    return topology.model_copy(update={"policy": topology.policy.model_copy(update=changes)})
+
+
+def _core(topology: Topology) -> CoreConfig:
+    return core_config(topology, "replay")
+
+
+def _workers(scenario: Scenario, topology: Topology) -> Iterator[ModelSpec]:
+    facts = scenario.catalogue.models[topology.model]
+    per_token = int(facts.kv_bytes_per_token.value)
+    for site, place in topology.sites.items():
+        for name, pool in place.pools.items():
+            given = pool.model_fields_set
+            kv_tokens = (
+                pool.kv_tokens
+                if "kv_tokens" in given
+                else int(kv_gb(scenario, topology, pool) * GB / per_token)
+            )
+            first = ModelSpec(
+                name=f"{site}/{name}/0",
+                site=site,
+                roles=pool.roles,
+                costs=_costs(scenario, topology, pool),
+                slots=pool.slots if "slots" in given else SLOTS,
+                kv_tokens=kv_tokens,
+                kv_bytes_per_token=per_token,
+                max_context=kv_tokens,
+                chunk_tokens=pool.chunk_tokens if "chunk_tokens" in given else CHUNK_TOKENS,
+            )
+            for number in range(pool.instances):
+                yield replace(first, name=f"{site}/{name}/{number}")
+
+
+def _costs(scenario: Scenario, topology: Topology, pool: Pool) -> Costs:
+    speed = pool.simulate
+    if speed is not None:
+        return MeasuredCosts(
+            prefill_tokens_per_s=speed.prefill_tokens_per_s, decode_step_s=speed.step_s
+        )
+    chip, facts = scenario.catalogue.chips[pool.chip], scenario.catalogue.models[topology.model]
+    assert chip.bf16_tflops is not None
+    assert chip.memory_tb_s is not None
+    return RooflineCosts(
+        flops=chip.bf16_tflops.value * 1e12 * 0.42 * pool.parallel,
+        memory_bytes_per_s=chip.memory_tb_s.value * 1e12 * 0.7 * pool.parallel,
+        active_params=facts.active_params.value,
+        attention_width=0.0,
+        kv_bytes_per_token=facts.kv_bytes_per_token.value,
+        weight_bytes=weights_gb(facts) * GB,
+        overhead_s=0.005,
+    )
+
+
+def _asks(workload: Workload) -> Iterator[tuple[float, Arrived]]:
+    for number, request in enumerate(workload.requests()):
+        yield (
+            request.at,
+            Arrived(
+                request=f"r{number}",
+                prompt_ids=tuple(range(request.prompt)),
+                limit=request.output,
+            ),
+        )

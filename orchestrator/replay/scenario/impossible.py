@@ -1,0 +1,177 @@
+"""What cannot be: routes without a path, models that do not fit, chips without figures.
+
+Every refusal says the numbers that make it impossible.
+"""
+
+from collections.abc import Iterator
+from math import ceil
+
+from orchestrator.catalogue import Catalogue, Chip, ModelFacts
+from orchestrator.replay.scenario.schema import FaultSection, Scenario
+from orchestrator.topology.mistakes import Path, unknown
+from orchestrator.topology.rules import Draft, Found, broken_rules
+from orchestrator.topology.schema import Pool, Topology
+
+BYTES_PER_PARAM = 2  # bfloat16, where the catalogue does not say what the weights weigh
+GB = 1e9
+
+
+def impossible(scenario: Scenario) -> Iterator[Found]:
+    """Everything in a well-formed scenario that cannot be."""
+    file = scenario.file
+    yield from _doubled(scenario)
+    places: list[tuple[Path, Topology]] = [(("topology",), file.topology)]
+    for i, policy in enumerate(file.policies):
+        if policy.topology is not None:
+            places.append((("policies", i, "topology"), policy.topology))
+    for place, topology in places:
+        yield from _too_large(place, topology, scenario)
+    for i, policy in enumerate(file.policies):
+        topology = scenario.topology(policy)
+        route = policy.route or topology.policy.route
+        for where, message in broken_rules(_draft(topology, route)):
+            if where == ("policy", "route"):
+                yield ("policies", i, "route"), message
+    for i, fault in enumerate(file.faults):
+        yield from _faults(("faults", i), fault, file.topology)
+    yield from _prices(scenario, [topology for _, topology in places])
+
+
+def weights_gb(model: ModelFacts) -> float:
+    """What one copy of the weights weighs."""
+    if model.weights_gb is not None:
+        return model.weights_gb.value
+    return model.params.value * BYTES_PER_PARAM / GB
+
+
+def kv_gb(scenario: Scenario, topology: Topology, pool: Pool) -> float:
+    """Memory for KV of one worker of a pool; below 0: the weights do not fit."""
+    memory = scenario.catalogue.chips[pool.chip].memory_gb
+    if memory is None:
+        return 0.0
+    weights = weights_gb(scenario.catalogue.models[topology.model])
+    return memory.value * pool.parallel * scenario.file.memory_use - weights
+
+
+def modelled(pool: Pool) -> bool:
+    """Whether a pool's speed is its chip's: `simulate` gives one that was measured."""
+    return pool.simulate is None
+
+
+# ---------------------------------------------------------------------------------------- parts
+
+
+def _doubled(scenario: Scenario) -> Iterator[Found]:
+    first: dict[str, int] = {}
+    for i, policy in enumerate(scenario.file.policies):
+        if policy.name in first:
+            message = f"policies[{first[policy.name]}] is called {policy.name} already"
+            yield ("policies", i, "name"), message
+        first.setdefault(policy.name, i)
+
+
+def _too_large(place: Path, topology: Topology, scenario: Scenario) -> Iterator[Found]:
+    catalogue = scenario.catalogue
+    model = catalogue.models.get(topology.model)
+    if model is None:
+        message = (
+            f"replay needs the catalogue's figures of the model, and {topology.model} has none"
+        )
+        yield (*place, "model"), message
+        return
+    for site, place_of in topology.sites.items():
+        for name, pool in place_of.pools.items():
+            path = (*place, "sites", site, "pools", name)
+            yield from _chip_figures((*path, "chip"), f"{site}.{name}", pool, catalogue)
+            chip = catalogue.chips[pool.chip]
+            if chip.memory_gb is not None and kv_gb(scenario, topology, pool) <= 0:
+                message = _does_not_fit(f"{site}.{name}", model, pool, chip, scenario)
+                yield (*path, "parallel"), message
+
+
+def _does_not_fit(name: str, model: ModelFacts, pool: Pool, chip: Chip, scenario: Scenario) -> str:
+    assert chip.memory_gb is not None
+    each, use = chip.memory_gb.value, scenario.file.memory_use
+    weights = weights_gb(model)
+    needed = ceil(weights / (each * use)) + (weights % (each * use) == 0)
+    return (
+        f"{model.name} has {weights:g} GB of weights, but a worker of {name} has "
+        f"{pool.parallel} x {each:g} GB, of which {use:.0%} are {pool.parallel * each * use:g} GB; "
+        f"it needs parallel: {needed} or more"
+    )
+
+
+def _chip_figures(path: Path, name: str, pool: Pool, catalogue: Catalogue) -> Iterator[Found]:
+    chip = catalogue.chips[pool.chip]
+    needed = ["memory_gb"] if "kv_tokens" not in pool.model_fields_set else []
+    if modelled(pool):
+        needed += ["bf16_tflops", "memory_tb_s"]
+    missing = [key for key in needed if getattr(chip, key) is None]
+    if missing:
+        yield (
+            path,
+            f"the catalogue has no {' and no '.join(missing)} of {pool.chip}, which {name} needs; "
+            f"give one in the scenario's catalogue.chips.{pool.chip}, with a grade and a source",
+        )
+
+
+def _draft(topology: Topology, route: str) -> Draft:
+    return Draft(
+        roles={
+            site: {name: pool.roles for name, pool in place.pools.items()}
+            for site, place in topology.sites.items()
+        },
+        pools={},
+        ends=tuple(link.between for link in topology.links),
+        gateway_site=topology.gateway.site,
+        route=route,
+        codec=None,
+    )
+
+
+def _faults(place: Path, fault: FaultSection, topology: Topology) -> Iterator[Found]:
+    sites = list(topology.sites)
+    if fault.between is not None:
+        yield from _known_line((*place, "between"), fault.between, topology)
+    if fault.site is not None and fault.site not in sites:
+        yield (*place, "site"), unknown("site", fault.site, sites)
+    workers = worker_names(topology)
+    if fault.worker is not None and fault.worker not in workers:
+        yield (*place, "worker"), unknown("worker", fault.worker, workers)
+
+
+def _known_line(path: Path, ends: tuple[str, str], topology: Topology) -> Iterator[Found]:
+    if topology.link(*ends) is None:
+        known = [" - ".join(link.between) for link in topology.links]
+        yield path, f"there is no link between {' and '.join(ends)}; links: {', '.join(known)}"
+
+
+def worker_names(topology: Topology) -> list[str]:
+    """site/pool/number of every worker."""
+    return [
+        f"{site}/{name}/{number}"
+        for site, place in topology.sites.items()
+        for name, pool in place.pools.items()
+        for number in range(pool.instances)
+    ]
+
+
+def _prices(scenario: Scenario, topologies: list[Topology]) -> Iterator[Found]:
+    """A price of something that is nowhere is a slip of the pen."""
+    prices = scenario.file.prices
+    pools = {
+        f"{site}/{name}": pool.chip
+        for topology in topologies
+        for site, place in topology.sites.items()
+        for name, pool in place.pools.items()
+    }
+    for chip in prices.chips:
+        if chip not in pools.values():
+            yield ("prices", "chips", chip), unknown("chip", chip, sorted(set(pools.values())))
+    for pool in prices.pools:
+        if pool not in pools:
+            yield ("prices", "pools", pool), unknown("pool", pool, list(pools))
+    for i, line in enumerate(prices.lines):
+        if all(topology.link(*line.between) is None for topology in topologies):
+            path: Path = ("prices", "lines", i, "between")
+            yield from _known_line(path, line.between, scenario.file.topology)

@@ -1,0 +1,139 @@
+"""From a scenario's workload section to requests."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.errors import UserError
+from orchestrator.replay.scenario.schema import FaultSection, Generate, Scenario, WorkloadSection
+from orchestrator.replay.scenario.schema import Lengths as LengthsSection
+from orchestrator.replay.workload.draws import (
+    NARROW,
+    SKEWED,
+    Arrivals,
+    Burst,
+    Hits,
+    Lengths,
+    fixed,
+)
+from orchestrator.replay.workload.generated import Generated, pdd
+from orchestrator.replay.workload.request import BadLine, TraceRequest, Workload, WorkloadError
+from orchestrator.replay.workload.scaled import Scaled
+from orchestrator.replay.workload.traces import read_trace
+
+HITS = {"skewed": SKEWED, "narrow": NARROW}
+
+
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """`inner`, of which in each window (from, until, factor) so many times as much comes.
+
+    The requests are the same: those of a window's later times come in it already, and all that
+    follow come sooner.
+    """
+
+    inner: Workload
+    windows: tuple[tuple[float, float, float], ...]
+
+    @property
+    def block_tokens(self) -> int:
+        return self.inner.block_tokens
+
+    @property
+    def bad(self) -> tuple[BadLine, ...]:
+        return self.inner.bad
+
+    def requests(self) -> Iterator[TraceRequest]:
+        for request in self.inner.requests():
+            yield replace(request, at=self._moved(request.at))
+
+    def _moved(self, at: float) -> float:
+        """When what came at `at` comes now."""
+        now, left = 0.0, at
+        for begin, end, factor in self.windows:
+            if left <= begin - now:
+                break
+            left -= begin - now
+            if left <= (end - begin) * factor:
+                return begin + left / factor
+            left -= (end - begin) * factor
+            now = end
+        return now + left
+
+
+def make_workload(scenario: Scenario) -> Workload:
+    """What is asked, hot spots included. Raises UserError for a trace that cannot be read."""
+    file = scenario.file
+    try:
+        workload = _source(file.workload, scenario.directory, file.seed)
+        if file.workload.limit is not None:
+            workload = Scaled(inner=workload, limit=file.workload.limit)
+    except (WorkloadError, ValueError) as error:
+        raise UserError(f"workload: {error}") from None
+    windows = tuple(_windows(file.faults))
+    return Hot(workload, windows) if windows else workload
+
+
+def expected_requests(scenario: Scenario) -> int | None:
+    """How many requests there will be, about; None: only the end will tell."""
+    section = scenario.file.workload
+    known = section.limit
+    if section.generated is not None and section.generated.count is not None:
+        known = min(known or section.generated.count, section.generated.count)
+    return known
+
+
+def _source(section: WorkloadSection, directory: Path, seed: int) -> Workload:
+    rate = section.rate_per_s
+    if section.trace is not None:
+        trace = read_trace(directory / Path(section.trace).expanduser(), section.format)
+        span = trace.rows[-1].at
+        if rate is None:
+            return trace
+        if not span:
+            raise WorkloadError(f"{section.trace}: all of it comes at once, so it has no rate")
+        return Scaled(inner=trace, factor=rate * span / len(trace.rows))
+    if section.generated is not None:
+        made = _generated(section.generated, seed)
+    else:
+        made = pdd(narrow=section.preset == "pdd-narrow", seed=seed)
+    if rate is not None:
+        made = replace(made, arrivals=replace(made.arrivals, per_s=rate))
+    return made
+
+
+def _generated(section: Generate, seed: int) -> Generated:
+    return Generated(
+        arrivals=Arrivals(
+            per_s=section.rate_per_s,
+            process=section.arrivals,
+            cv=section.cv or 1.0,
+            bursts=tuple(Burst(b.at_s, b.until_s, b.factor) for b in section.bursts),
+        ),
+        prompt=_lengths(section.prompt),
+        output=_lengths(section.output),
+        count=section.count,
+        duration_s=section.duration_s,
+        hits=_hits(section.hits),
+        documents=section.documents,
+        turns=section.turns,
+        turn=_lengths(section.turn),
+        think_s=section.think_s,
+        seed=seed,
+    )
+
+
+def _lengths(section: LengthsSection) -> Lengths:
+    return Lengths(mean=section.mean, cv=section.cv, least=section.least, most=section.most)
+
+
+def _hits(known: float | str) -> Hits:
+    return HITS[known] if isinstance(known, str) else fixed(known)
+
+
+def _windows(faults: Iterable[FaultSection]) -> Iterator[tuple[float, float, float]]:
+    hot = [fault for fault in faults if fault.kind == "hot_spot"]
+    for fault in sorted(hot, key=lambda fault: fault.at_s):
+        assert fault.until_s is not None
+        assert fault.factor is not None
+        yield fault.at_s, fault.until_s, fault.factor
