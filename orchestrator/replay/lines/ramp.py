@@ -6,8 +6,8 @@ from math import inf
 # (time, bytes of KV that are there by then), linear in between, nothing before the first.
 Ramp = tuple[tuple[float, float], ...]
 
-_MOST_GAPS = 32
-_SMEAR = 0.25
+_MOST_GAPS = 16  # before neighbours are merged
+_SMEAR = 0.5  # of the time since; on a full line a quarter changes the mean wait by 0.3 %
 
 
 def layerwise(
@@ -90,6 +90,8 @@ class Spare:
                 rate = (sent - before) / (end - begin)
                 gap[2] = spare - rate if spare > rate else 0.0
                 claimed.append((begin, end, rate))
+            if bend == bends and sent >= there:
+                break
         return claimed
 
     def _since(self, since: float) -> list[list[float]]:
