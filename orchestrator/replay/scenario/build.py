@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from orchestrator.replay.lines.model import codec_model
+from orchestrator.replay.prompt import Prompt
 from orchestrator.replay.scenario.impossible import GB, kv_gb, weights_gb
 from orchestrator.replay.scenario.schema import Compared, Scenario
 from orchestrator.replay.scenario.workload import make_workload
@@ -11,12 +13,13 @@ from orchestrator.replay.workload.request import Workload
 from orchestrator.state.config import CoreConfig
 from orchestrator.state.events import Arrived
 from orchestrator.topology.core import core_config
-from orchestrator.topology.schema import Pool, Topology
+from orchestrator.topology.schema import Link, Pool, Topology
 from workers.costs import Costs, MeasuredCosts, RooflineCosts
 
 # What a worker is given where its pool does not say: a topology's own defaults are a laptop's.
 SLOTS = 256
 CHUNK_TOKENS = 2048
+USE_EVERY_S = 1.0  # how busy lines and pools are
 
 
 def build(
@@ -31,12 +34,12 @@ def build(
     setup = ReplaySetup(
         core=_core(topology),
         workers=tuple(_workers(scenario, topology)),
-        lines=tuple(
-            LineSpec(between=link.between, bytes_per_s=link.rate_bytes_per_s, delay_s=link.delay_s)
-            for link in topology.links
-        ),
+        lines=tuple(_line(link, scenario, topology, policy) for link in topology.links),
+        block_tokens=asked.block_tokens,
+        timelines=scenario.file.timelines,
+        use_every_s=USE_EVERY_S,
     )
-    return setup, _asks(asked)
+    return setup, _asks(asked, named=policy.prefix_caches)
 
 
 def _under(topology: Topology, policy: Compared) -> Topology:
@@ -47,6 +50,22 @@ def _under(topology: Topology, policy: Compared) -> Topology:
         if (value := getattr(policy, key)) is not None
     }
     return topology.model_copy(update={"policy": topology.policy.model_copy(update=changes)})
+
+
+def _line(link: Link, scenario: Scenario, topology: Topology, policy: Compared) -> LineSpec:
+    return LineSpec(
+        between=link.between,
+        bytes_per_s=link.rate_bytes_per_s,
+        delay_s=link.delay_s,
+        share=policy.share,
+        codec=codec_model(
+            topology.policy.codec,
+            line_bytes_per_s=link.rate_bytes_per_s,
+            cores=scenario.file.lines.codec_cores,
+        ),
+        loss=link.loss,
+        jitter_s=link.jitter_s,
+    )
 
 
 def _core(topology: Topology) -> CoreConfig:
@@ -99,13 +118,11 @@ def _costs(scenario: Scenario, topology: Topology, pool: Pool) -> Costs:
     )
 
 
-def _asks(workload: Workload) -> Iterator[tuple[float, Arrived]]:
+def _asks(workload: Workload, *, named: bool) -> Iterator[tuple[float, Arrived]]:
+    """Prompts without names are found in no cache."""
     for number, request in enumerate(workload.requests()):
+        prompt = Prompt(request.prompt, request.blocks if named else ())
         yield (
             request.at,
-            Arrived(
-                request=f"r{number}",
-                prompt_ids=tuple(range(request.prompt)),
-                limit=request.output,
-            ),
+            Arrived(request=f"r{number}", prompt_ids=prompt, limit=request.output),
         )

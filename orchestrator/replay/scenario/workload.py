@@ -19,7 +19,7 @@ from orchestrator.replay.workload.draws import (
 from orchestrator.replay.workload.generated import Generated, pdd
 from orchestrator.replay.workload.request import BadLine, TraceRequest, Workload, WorkloadError
 from orchestrator.replay.workload.scaled import Scaled
-from orchestrator.replay.workload.traces import read_trace
+from orchestrator.replay.workload.traces import Trace, read_trace
 
 HITS = {"skewed": SKEWED, "narrow": NARROW}
 
@@ -74,13 +74,25 @@ def make_workload(scenario: Scenario) -> Workload:
     return Hot(workload, windows) if windows else workload
 
 
-def expected_requests(scenario: Scenario) -> int | None:
-    """How many requests there will be, about; None: only the end will tell."""
-    section = scenario.file.workload
-    known = section.limit
-    if section.generated is not None and section.generated.count is not None:
-        known = min(known or section.generated.count, section.generated.count)
-    return known
+def expected_requests(workload: Workload) -> int | None:
+    """How many there will be, about; None: nobody knows."""
+    match workload:
+        case Hot(inner=inner):
+            return expected_requests(inner)
+        case Scaled(inner=inner, limit=limit):
+            return _least(limit, expected_requests(inner))
+        case Trace(rows=rows):
+            return len(rows)
+        case Generated(count=count, duration_s=duration_s, arrivals=arrivals, turns=turns):
+            if duration_s is None:
+                return count
+            bursts = sum((b.end - b.begin) * (b.factor - 1) for b in arrivals.bursts)
+            return _least(count, int(arrivals.per_s * (duration_s + bursts) * turns))
+    return None
+
+
+def _least(*counts: int | None) -> int | None:
+    return min((count for count in counts if count is not None), default=None)
 
 
 def _source(section: WorkloadSection, directory: Path, seed: int) -> Workload:
