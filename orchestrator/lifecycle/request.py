@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from orchestrator.lifecycle.phases import JOINT, KVTrack, Phase, TokenTrack
+from orchestrator.policy.prefixes import Name
 from orchestrator.policy.router import Decision
 from orchestrator.state.actions import Failure, FinishReason
 from orchestrator.state.events import Arrived, HandoffMode
@@ -144,7 +145,7 @@ class Request:
     mode: HandoffMode
     arrived_at: float
     watch: StopWatch | None
-    prefix: tuple[bytes, ...]
+    prefix: tuple[Name, ...]
     name: str = field(init=False)
     phase: Phase = Phase.QUEUED
     decision: Decision | None = None

@@ -5,6 +5,7 @@ All workers serve one model, so unlike theirs the names are without its fingerpr
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from workers.kv.prefix import CANONICAL_TOKENS as BLOCK
 from workers.kv.prefix import block_names
@@ -20,13 +21,16 @@ def block_hashes(
     return block_names("", cache_salt, ids, known)
 
 
+Name = Any  # of a block: bytes, or what a workload calls it; equal is all that matters
+
+
 class BlockNames:
     """Names content by its tokens. Prompts without tokens are named by whoever made them."""
 
     block_tokens = BLOCK
 
-    def of_prompt(self, prompt_ids: Sequence[int], cache_salt: str) -> tuple[bytes, ...]:
-        """Names of a prompt's leading blocks."""
+    def of_prompt(self, prompt_ids: Sequence[int], cache_salt: str) -> tuple[Name, ...]:
+        """Names of a prompt's leading blocks; what they are of is nobody else's business."""
         return block_hashes(prompt_ids, cache_salt)
 
     def of_answered(
@@ -34,8 +38,8 @@ class BlockNames:
         prompt_ids: Sequence[int],
         answer_ids: Sequence[int],
         cache_salt: str,
-        known: Sequence[bytes],
-    ) -> tuple[bytes, ...]:
+        known: Sequence[Name],
+    ) -> tuple[Name, ...]:
         """Names of a prompt with its answer; `known` are the prompt's own."""
         return block_hashes((*prompt_ids, *answer_ids), cache_salt, known)
 
@@ -46,9 +50,9 @@ class PrefixBook:
     def __init__(self, names: BlockNames | None = None, blocks_per_worker: int = 4096) -> None:
         self.names = names or BlockNames()
         self._limit = blocks_per_worker
-        self._seen: dict[str, OrderedDict[bytes, None]] = {}
+        self._seen: dict[str, OrderedDict[Name, None]] = {}
 
-    def note(self, worker: str, hashes: Sequence[bytes]) -> None:
+    def note(self, worker: str, hashes: Sequence[Name]) -> None:
         """`worker` has computed or received these blocks."""
         seen = self._seen.setdefault(worker, OrderedDict())
         for h in hashes:
@@ -63,7 +67,7 @@ class PrefixBook:
         """The worker restarted: its cache is empty."""
         self._seen.pop(worker, None)
 
-    def hits(self, hashes: Sequence[bytes], workers: Iterable[str]) -> dict[str, int]:
+    def hits(self, hashes: Sequence[Name], workers: Iterable[str]) -> dict[str, int]:
         """Leading tokens each worker probably has; workers without any are left out."""
         found = {}
         for worker in workers:

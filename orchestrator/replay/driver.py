@@ -8,9 +8,8 @@ handoff's gap; and either does while the machine paces, which releases what come
 else comes in long runs.
 """
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
 
 from orchestrator.lifecycle.handover import pace_s
@@ -19,9 +18,11 @@ from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.lines.line import Line, Transfer
 from orchestrator.replay.lines.model import LineModel, Sharing
+from orchestrator.replay.outcome import Outcome, Span, Stage, Use
+from orchestrator.replay.prompt import PromptNames
 from orchestrator.replay.setup import ReplaySetup
 from orchestrator.replay.worker import ModelWorker
-from orchestrator.state.actions import Action, Emit, Fail, Finish, Send
+from orchestrator.state.actions import Action, Emit, Finish, Send, Summary
 from orchestrator.state.events import Arrived, Event, Heard, LinkTold, Ticked, WorkerUp
 from orchestrator.state.views import SAME_SITE_RTT_S
 from orchestrator.virtual.gateway import IdWatch
@@ -39,22 +40,6 @@ LOAD_S = 1.0  # a worker tells its load so often
 ROUND_S = 60.0
 
 
-@dataclass(slots=True, eq=False)
-class Outcome:
-    """What came of one request: when it asked, when its tokens were released, how it ended.
-
-    Seconds of virtual time; None: that token never came.
-    """
-
-    name: str
-    asked_at: float
-    first_at: float | None = None
-    second_at: float | None = None
-    last_at: float | None = None
-    tokens: int = 0
-    end: Finish | Fail | None = None
-
-
 class Replay:
     """A deployment in virtual time. Same inputs, same outcomes, to the last bit."""
 
@@ -64,12 +49,13 @@ class Replay:
         patient = max(core.deadlines.resync, 4 * setup.report_s)
         core = replace(core, deadlines=replace(core.deadlines, resync=patient))
         self.schedule = Schedule()
-        self.machine = Machine(core, IdWatch)
+        self.machine = Machine(core, IdWatch, PromptNames(setup.block_tokens))
         self.outcomes: dict[str, Outcome] = {}
         self.events = 0  # told to the machine
         self._setup = setup
-        self._asks: deque[tuple[float, Arrived]] = deque()  # to come
-        self._open = 0  # requests that have not ended
+        self._asks: Iterator[tuple[float, Arrived]] = iter(())  # to come
+        self._asking = False  # one of them waits in the schedule
+        self._open = 0  # requests that have asked and not ended
         self._steps_told: dict[str, float] = {}  # each worker's speed, as last told
         self._tick_at = inf
         self._relayed: set[str] = set()  # open requests that had a relay and may still hand over
@@ -79,6 +65,8 @@ class Replay:
             a, b = line.between
             self._delays[a, b] = self._delays[b, a] = line.delay_s
         self._lines = self._lay_lines()
+        self._pool_uses: dict[str, Use] = {}
+        self.ended_at = 0.0  # when the last request had ended
         self.workers = {
             spec.name: ModelWorker(
                 spec,
@@ -86,8 +74,10 @@ class Replay:
                 say=self._say,
                 move=self._move,
                 closed=self._closed,
+                prefilled=self._prefilled,
                 report_s=setup.report_s,
                 every_step=setup.every_step,
+                block_tokens=setup.block_tokens,
             )
             for spec in setup.workers
         }
@@ -96,53 +86,86 @@ class Replay:
         }
         self._bring_up()
 
-    def ask(self, at: float, arrived: Arrived) -> None:
-        """A client asks at `at`. ValueError if the request needs what is not modelled."""
-        if arrived.stop_strings:
-            raise ValueError(f"request {arrived.request}: modelled tokens have no stop strings")
-        self.outcomes[arrived.request] = Outcome(name=arrived.request, asked_at=at)
-        self._open += 1
-        self._asks.append((at, arrived))
+    def run(self, asks: Iterable[tuple[float, Arrived]]) -> None:
+        """Live through what clients ask, in the order of time, until nothing moves any more.
 
-    def run(self) -> None:
-        """Go on until every request has ended and nothing moves any more."""
-        self._asks = deque(sorted(self._asks, key=lambda ask: ask[0]))
+        Raises ValueError for a request that needs what is not modelled, or comes too early.
+        """
+        self._asks = iter(asks)
         self._plan_ask()
         self._beat()
-        while self._open:
+        if self._setup.use_every_s:
+            self._sample()
+        while self._open or self._asking:
             self.schedule.run(self.schedule.now + ROUND_S)
+        self.ended_at = self.schedule.now
         self.schedule.run(self.schedule.now + ROUND_S)
 
     def _plan_ask(self) -> None:
-        """One request at a time waits in the schedule: its heap stays small."""
-        if self._asks:
-            self.schedule.at(self._asks[0][0], self._ask)
+        """One request at a time waits in the schedule, and the next is not made before."""
+        ask = next(self._asks, None)
+        self._asking = ask is not None
+        if ask is not None:
+            at, arrived = ask
+            if at < self.schedule.now:
+                raise ValueError(f"request {arrived.request} asks at {at:g} s, before the last one")
+            if arrived.stop_strings:
+                raise ValueError(f"request {arrived.request}: modelled tokens have no stop strings")
+            self.schedule.at(at, self._ask, arrived)
 
-    def _ask(self) -> None:
-        arrived = self._asks.popleft()[1]
+    def _ask(self, arrived: Arrived) -> None:
+        outcome = Outcome(
+            name=arrived.request, asked_at=self.schedule.now, prompt=len(arrived.prompt_ids)
+        )
+        every = self._setup.timelines
+        if every and len(self.outcomes) % every == 0:
+            outcome.spans = []
+        self.outcomes[arrived.request] = outcome
+        self._open += 1
         self._plan_ask()
         self._tell(arrived)
+
+    def _sample(self) -> None:
+        """How much of each pool works now."""
+        if not (self._open or self._asking):
+            return
+        busy: dict[str, list[float]] = {}
+        for worker in self.workers.values():
+            spec = worker.spec
+            busy.setdefault(f"pool:{spec.site}/{spec.pool}", []).append(worker.busy())
+        for pool, parts in busy.items():
+            use = self._pool_uses.setdefault(pool, Use(self._setup.use_every_s))
+            use.samples.append(sum(parts) / len(parts))
+        self.schedule.after(self._setup.use_every_s, self._sample)
+
+    @property
+    def uses(self) -> dict[str, Use]:
+        """How busy "line:from>to" and "pool:site/pool" were."""
+        lines = {f"line:{a}>{b}": line.use() for (a, b), line in self._lines.items() if a != b}
+        return lines | self._pool_uses
 
     # ------------------------------------------------------------ before the first request
 
     def _lay_lines(self) -> dict[tuple[str, str], Line]:
-        rates = {
-            pair: line.bytes_per_s
+        models = {
+            pair: line.model()
             for line in self._setup.lines
             for pair in (line.between, line.between[::-1])
         }
+        inside = LineModel(
+            bytes_per_s=self._setup.site_bytes_per_s,
+            delay_s=SAME_SITE_RTT_S / 2,
+            share=Sharing.FIFO,
+        )
         return {
             pair: Line(
                 self.schedule,
-                LineModel(
-                    bytes_per_s=rates.get(pair, self._setup.site_bytes_per_s),
-                    delay_s=delay_s,
-                    share=Sharing.FIFO,
-                ),
+                models.get(pair, inside),
                 leaving=self._leaving,
                 landed=self._landed,
+                use_every_s=self._setup.use_every_s,
             )
-            for pair, delay_s in self._delays.items()
+            for pair in self._delays
         }
 
     def _bring_up(self) -> None:
@@ -215,6 +238,8 @@ class Replay:
             else:
                 outcome = self.outcomes[action.request]
                 outcome.end = action
+                if outcome.spans is not None and isinstance(action, Finish):
+                    self._write_main(outcome, outcome.spans, action.summary)
                 self._open -= 1
                 self._relayed.discard(action.request)
         for worker, messages in lines.items():
@@ -262,17 +287,24 @@ class Replay:
         sites = worker.spec.site, to.spec.site
         per_token = worker.spec.kv_bytes_per_token
         answered_at = at + 2 * self._delays[sites]
+        there = to.found(target)
+        nbytes = max(0, send.stop - max(send.start, there)) * per_token
         transfer = Transfer(
             source=leg.key,
             target=target,
             to_worker=send.to_worker,
             line=self._lines[sites],
-            nbytes=(send.stop - send.start) * per_token,
-            last_nbytes=leg.last_chunk * per_token,
+            nbytes=nbytes,
+            last_nbytes=min(nbytes, leg.last_chunk * per_token),
             since=max(answered_at, leg.began_at or 0.0),
+            weight=send.weight,
         )
         self._moving.setdefault(send.request, []).append(transfer)
         transfer.line.send(transfer)
+        outcome = self.outcomes[send.request]
+        if sites[0] != sites[1]:
+            outcome.wire_bytes += transfer.wire_bytes
+            outcome.main_hit = there
 
     def _landed(self, transfer: Transfer) -> None:
         if transfer.dropped:
@@ -280,6 +312,7 @@ class Replay:
         self._forget(transfer)
         to = self.workers[transfer.to_worker]
         to.land(transfer.target)
+        self._write_transfer(transfer, to)
         relay = self._relay_before(transfer)
         if relay is not None:
             to.race(transfer.target)
@@ -295,6 +328,43 @@ class Replay:
         moving.remove(transfer)
         if not moving:
             del self._moving[transfer.target[0]]
+
+    # ------------------------------------------------------------ timelines
+
+    def _prefilled(self, worker: ModelWorker, leg: ModelLeg) -> None:
+        """A prefill leg has its token."""
+        outcome = self.outcomes[leg.key[0]]
+        outcome.prefill_hit = leg.hit
+        if outcome.spans is not None:
+            now, began_at = self.schedule.now, leg.began_at or 0.0
+            outcome.spans += [
+                Span(Stage.QUEUED, worker.spec.name, outcome.asked_at, began_at),
+                Span(Stage.PREFILL, worker.spec.name, began_at, now),
+            ]
+
+    def _write_transfer(self, transfer: Transfer, to: ModelWorker) -> None:
+        outcome = self.outcomes[transfer.target[0]]
+        if outcome.spans is not None and transfer.began_at is not None:
+            where = f"to {to.spec.name}"
+            now = self.schedule.now
+            outcome.spans.append(Span(Stage.TRANSFER, where, transfer.began_at, now))
+
+    def _write_main(self, outcome: Outcome, spans: list[Span], summary: Summary) -> None:
+        """The end of a request: who decoded when, as the client saw it."""
+        first, last = outcome.first_at, outcome.last_at
+        if first is None or last is None or outcome.tokens < 2:
+            return
+        main, handed_at = summary.sites.get(Role.MAIN, ""), first
+        if summary.relay_s is not None and outcome.second_at is not None:
+            relay = summary.sites.get(Role.RELAY, "")
+            handed_at = min(last, outcome.second_at + summary.relay_s)
+            spans.append(Span(Stage.RELAY, relay, outcome.second_at, handed_at))
+            if summary.handoff_gap_s is not None:
+                over_at = min(last, handed_at + summary.handoff_gap_s)
+                spans.append(Span(Stage.HANDOFF, main, handed_at, over_at))
+                handed_at = over_at
+        if handed_at < last:
+            spans.append(Span(Stage.MAIN, main, handed_at, last))
 
     # ------------------------------------------------------------ how finely legs speak
 

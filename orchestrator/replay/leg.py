@@ -38,6 +38,8 @@ class ModelLeg:
     paused: bool = False  # the pause has taken effect
     fresh: bool = True  # it has sampled nothing yet
     racing: bool = False  # it says every token as it comes
+    blocks: tuple[int, ...] = ()  # that it holds of the worker's prefix cache
+    hit: int = 0  # prompt tokens that were in it at the start
     last_chunk: int = 0  # prompt tokens that were computed last, in one step
     exports: list[tuple[float, SendKV]] = field(default_factory=list)  # that wait, and since when
 

@@ -32,21 +32,18 @@ class Outcome:
     """What came of one request: when it asked, when its tokens were released, how it ended.
 
     Seconds of virtual time, as the client at the gateway sees them; None: that token never came.
-    `wire_bytes`: KV that went over lines between sites. `prefill_hit`, `main_hit`: prompt tokens
-    that were found in the caches. `spans` is filled for requests whose timeline was asked for.
+    `wire_bytes`: KV that was given to lines between sites, coded. `prefill_hit`, `main_hit`: prompt
+    tokens that were found in the caches. `spans` is filled where a timeline was asked for.
     """
 
     name: str
     asked_at: float
     prompt: int = 0  # tokens
     first_at: float | None = None
-    second_at: float | None = None
-    decoded_at: float | None = None  # first token that a decoding leg gave: not prefill's
+    second_at: float | None = None  # the first that a decoding leg gave: prefill gives but one
     last_at: float | None = None
     tokens: int = 0
-    longest_gap_s: float = 0.0  # between two releases after the first
-    relayed: int = 0  # tokens that were the relay's
-    wire_bytes: int = 0
+    wire_bytes: float = 0.0
     prefill_hit: int = 0
     main_hit: int = 0
     end: Finish | Fail | None = None

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from orchestrator.replay.lines.model import CodecModel, LineModel, Sharing
 from orchestrator.state.config import CoreConfig
 from workers.api.messages import Role
 from workers.costs import Costs
+
+NO_CODEC = CodecModel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +36,41 @@ class LineSpec:
     between: tuple[str, str]
     bytes_per_s: float
     delay_s: float
+    share: Sharing = Sharing.FIFO
+    codec: CodecModel = NO_CODEC
+    loss: float = 0.0
+    jitter_s: float = 0.0
+
+    def model(self) -> LineModel:
+        """What it does to KV, each way."""
+        return LineModel(
+            bytes_per_s=self.bytes_per_s,
+            delay_s=self.delay_s,
+            share=self.share,
+            codec=self.codec,
+            loss=self.loss,
+            jitter_s=self.jitter_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySetup:
     """A deployment.
 
-    `site_bytes_per_s`: KV inside a site. `report_s`: a leg that decodes and has nothing urgent to
-    say speaks at least every so often (twice that at most). `every_step`: it speaks after every
-    step, and steps are taken one by one; the measure of what the fast way leaves out.
+    `block_tokens`: what a name of a prompt's block stands for; None: workers keep no prefixes.
+    Every `timelines`-th request has its stages written down, and how busy lines and pools are is
+    sampled every `use_every_s`; 0: neither. `site_bytes_per_s`: KV inside a site. `report_s`: a leg
+    that decodes and has nothing urgent to say speaks at least every so often (twice that at most).
+    `every_step`: it speaks after every step, and steps are taken one by one; the measure of what
+    the fast way leaves out.
     """
 
     core: CoreConfig
     workers: tuple[ModelSpec, ...]
     lines: tuple[LineSpec, ...]
+    block_tokens: int | None = None
+    timelines: int = 0
+    use_every_s: float = 0.0
     site_bytes_per_s: float = 25e9
     report_s: float = 5.0
     every_step: bool = False

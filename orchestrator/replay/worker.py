@@ -2,7 +2,7 @@
 
 It keeps the rules of `workers.worker` that can be seen from outside: what does not fit is refused,
 a prefill samples once and holds its KV, a leg decodes on ahead of what it is fed, what arrives
-while a step runs waits for the step's end. Not modelled: prefix caches, leases, the end of a hold.
+while a step runs waits for the step's end. Not modelled: leases, the end of a hold.
 
 When a leg speaks: it says its first token as it comes, and what it has whenever it stops, is asked,
 or was silent for `report_s`. In between its tokens are known to nobody, as nobody acts on them. The
@@ -15,7 +15,9 @@ from typing import Any
 
 from orchestrator.lifecycle.request import NEAR_HANDOFF
 from orchestrator.replay.batch import NO_CHUNK, SLACK
+from orchestrator.replay.caches import PrefixCache
 from orchestrator.replay.leg import LegKey, ModelLeg
+from orchestrator.replay.prompt import blocks_of
 from orchestrator.replay.setup import ModelSpec
 from orchestrator.replay.steps import Steps
 from orchestrator.virtual.schedule import Schedule
@@ -45,7 +47,8 @@ Row = Callable[[ModelLeg, Any], None]
 
 class ModelWorker:
     """One worker. `say(worker, messages)` sends to its gateway, `move(worker, leg, send, at)` KV
-    that it was told to send at `at`; `closed(leg)` ends what is moving from or to a leg.
+    that it was told to send at `at`; `closed(leg)` ends what is moving from or to a leg;
+    `prefilled(worker, leg)` is told when a prefill has its token.
     """
 
     def __init__(
@@ -56,17 +59,21 @@ class ModelWorker:
         say: Callable[["ModelWorker", list[UpMessage]], None],
         move: Callable[["ModelWorker", ModelLeg, SendKV, float], None],
         closed: Callable[[LegKey], None],
+        prefilled: Callable[["ModelWorker", ModelLeg], None],
         report_s: float,
         every_step: bool,
+        block_tokens: int | None = None,
     ) -> None:
         self.spec = spec
         self.legs: dict[LegKey, ModelLeg] = {}
         self.free_tokens = spec.kv_tokens // BLOCK * BLOCK
         self.slots_used = 0
+        self.cache = None if block_tokens is None else PrefixCache(block_tokens)
         self._schedule = schedule
         self._say_up = say
         self._move = move
         self._closed = closed
+        self._prefilled = prefilled
         self._report_s = report_s
         self._every_step = every_step
         self._steps = Steps(spec, schedule, self._ended)
@@ -149,6 +156,17 @@ class ModelWorker:
             prefill_tokens_per_s=spec.costs.prefill_tokens_per_s,
         )
 
+    def found(self, key: LegKey) -> int:
+        """Leading tokens of a leg's prompt that were here when it started."""
+        leg = self.legs.get(key)
+        return 0 if leg is None else leg.hit
+
+    def busy(self) -> float:
+        """How much of it works now: slots that decode, or all of it while it prefills."""
+        if self._queue:
+            return 1.0
+        return min(1.0, self._batch.size / self.spec.slots)
+
     def step_s(self) -> float:
         """Seconds of its decode step now."""
         return self._steps.step_s()
@@ -171,13 +189,30 @@ class ModelWorker:
         leg = self.legs[key] = ModelLeg(start=start, key=key, reserved=reserved)
         self.free_tokens -= reserved
         self.slots_used += 1
+        if self.cache is not None:
+            self._find_prefix(leg, self.cache)
         if start.role is Role.PREFILL:
-            leg.todo = leg.prompt + leg.law
+            leg.todo = leg.prompt + leg.law - leg.hit
             self._queue.append(leg)
             if self._steps.chunk is NO_CHUNK:
                 self._steps.cut()
         elif self._landed_early and self._landed_early.pop(key, None) is not None:
             self._land(leg)
+
+    def _find_prefix(self, leg: ModelLeg, cache: PrefixCache) -> None:
+        """What is here of a leg's prompt stays here. A prefill computes its last token anyway."""
+        blocks = blocks_of(leg.start.prompt_ids)
+        leg.blocks = blocks[: cache.depth(blocks)]
+        cache.hold(leg.blocks)
+        cache.fit(self.free_tokens)
+        leg.hit = min(len(leg.blocks) * cache.block_tokens, leg.prompt - 1)
+
+    def _keep_prefix(self, leg: ModelLeg) -> None:
+        """A leg has all of its prompt's KV now: others may use it."""
+        if self.cache is not None:
+            new = blocks_of(leg.start.prompt_ids)[len(leg.blocks) :]
+            self.cache.hold(new)
+            leg.blocks += new
 
     def _refuse(self, key: LegKey, reason: str) -> None:
         self._landed_early.pop(key, None)
@@ -201,6 +236,9 @@ class ModelWorker:
         self._closed(leg.key)
         self._starved.pop(leg.key, None)
         self.free_tokens += leg.reserved
+        if self.cache is not None:
+            self.cache.release(leg.blocks)
+            self.cache.fit(self.free_tokens)
         if not (leg.held or leg.paused):
             self.slots_used -= 1
         for starved in list(self._starved.values()):
@@ -208,6 +246,7 @@ class ModelWorker:
 
     def _land(self, leg: ModelLeg) -> None:
         leg.landed = True
+        self._keep_prefix(leg)
         request, epoch = leg.key
         self._up.append(Landed(request=request, epoch=epoch, covered=leg.start.cover))
         self._send_waiting(leg)
@@ -323,6 +362,8 @@ class ModelWorker:
             return False
         self._starved.pop(leg.key, None)
         self.free_tokens -= BLOCK
+        if self.cache is not None:
+            self.cache.fit(self.free_tokens)
         leg.reserved += BLOCK
         return True
 
@@ -408,10 +449,13 @@ class ModelWorker:
     def _computed(self, leg: ModelLeg) -> None:
         """A leg has KV for all it knows: it samples its next token, and goes on."""
         leg.computed = leg.prompt + leg.own
+        if leg.start.role is Role.PREFILL:
+            self._keep_prefix(leg)
         leg.own += leg.own < leg.end
         leg.fresh = False
         self._speak(leg)
         if leg.start.role is Role.PREFILL:
+            self._prefilled(self, leg)
             leg.held = True
             self.slots_used -= 1
             self._send_waiting(leg)

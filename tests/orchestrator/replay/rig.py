@@ -51,6 +51,7 @@ class Bench:
             say=self._say,
             move=self._move,
             closed=self.closed.append,
+            prefilled=lambda worker, leg: None,
             report_s=self.report_s,
             every_step=self.every_step,
         )
@@ -146,9 +147,7 @@ def workload(
 def replayed(setup: ReplaySetup, asks: Sequence[tuple[float, Arrived]]) -> Replay:
     """Run it to its end, where nothing may be left of any request."""
     replay = Replay(setup)
-    for at, arrived in asks:
-        replay.ask(at, arrived)
-    replay.run()
+    replay.run(asks)
     world = replay.machine.ctx.world
     assert not replay.machine.requests
     assert [view.bookings for view in world.workers.values() if view.bookings] == []

@@ -122,9 +122,15 @@ def test_what_is_refused_is_placed_elsewhere_or_waits() -> None:
 
 def test_stop_strings_are_not_modelled() -> None:
     with pytest.raises(ValueError, match="stop strings"):
-        Replay(deployment()).ask(
-            0.0, Arrived(request="r", prompt_ids=(1,), limit=5, stop_strings=("x",))
+        Replay(deployment()).run(
+            [(0.0, Arrived(request="r", prompt_ids=(1,), limit=5, stop_strings=("x",)))]
         )
+
+
+def test_requests_come_in_the_order_of_time() -> None:
+    asks = [(at, Arrived(request=f"r{at}", prompt_ids=(1,), limit=5)) for at in (1.0, 2.0, 1.5)]
+    with pytest.raises(ValueError, match=r"asks at 1\.5 s, before the last one"):
+        Replay(deployment()).run(asks)
 
 
 def test_the_benchmark() -> None:
