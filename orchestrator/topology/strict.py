@@ -85,7 +85,7 @@ def _message(model: type[BaseModel], path: Path, kind: str, detail: ErrorDetails
         case "unknown_key":
             return unknown("key", key, re.findall(r"'([^']+)'", ctx["expected"]))
         case "literal_error" | "enum":
-            noun = "role" if kind == "enum" else key
+            noun = "role" if kind == "enum" and isinstance(path[-1], int) else key
             known = re.findall(r"'([^']+)'", ctx["expected"])
             return unknown(noun, value, known)
         case "value_error":

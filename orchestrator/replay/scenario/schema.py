@@ -1,6 +1,6 @@
 """The nouns of a scenario file. A field's alias is its key in the file; its name says the unit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -264,3 +264,7 @@ class Scenario:
     def topology(self, policy: Compared) -> Topology:
         """What a policy is tried on."""
         return policy.topology or self.file.topology
+
+    def with_file(self, file: ScenarioFile) -> "Scenario":
+        """The same with other content."""
+        return replace(self, file=file)
