@@ -7,7 +7,7 @@ from orchestrator.replay.lines.model import codec_model
 from orchestrator.replay.prompt import Prompt
 from orchestrator.replay.scenario.impossible import GB, kv_gb, weights_gb
 from orchestrator.replay.scenario.schema import Compared, Scenario
-from orchestrator.replay.scenario.workload import make_workload
+from orchestrator.replay.scenario.workload import make_workload, warming
 from orchestrator.replay.setup import LineSpec, ModelSpec, ReplaySetup
 from orchestrator.replay.workload.request import Workload
 from orchestrator.state.config import CoreConfig
@@ -19,6 +19,7 @@ from workers.costs import Costs, MeasuredCosts, RooflineCosts
 # What a worker is given where its pool does not say: a topology's own defaults are a laptop's.
 SLOTS = 256
 CHUNK_TOKENS = 2048
+WARMING = "warm"  # how the names of requests that only warm the caches begin
 USE_EVERY_S = 1.0  # how busy lines and pools are
 
 
@@ -120,9 +121,7 @@ def _costs(scenario: Scenario, topology: Topology, pool: Pool) -> Costs:
 
 def _asks(workload: Workload, *, named: bool) -> Iterator[tuple[float, Arrived]]:
     """Prompts without names are found in no cache."""
-    for number, request in enumerate(workload.requests()):
+    for number, request in enumerate(workload.requests(), -warming(workload)):
+        name = f"r{number}" if number >= 0 else f"{WARMING}{-number}"
         prompt = Prompt(request.prompt, request.blocks if named else ())
-        yield (
-            request.at,
-            Arrived(request=f"r{number}", prompt_ids=prompt, limit=request.output),
-        )
+        yield request.at, Arrived(request=name, prompt_ids=prompt, limit=request.output)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.replay.driver import Replay
 from orchestrator.replay.outcome import Outcome, Use
-from orchestrator.replay.scenario.build import build
+from orchestrator.replay.scenario.build import WARMING, build
 from orchestrator.replay.scenario.prices import Bill, bill
 from orchestrator.replay.scenario.schema import Compared, Scenario
 from orchestrator.replay.workload.request import Workload
@@ -40,7 +40,7 @@ def play(
     replay.run(_counted(asks, tell))
     return Played(
         policy=policy.name,
-        outcomes=list(replay.outcomes.values()),
+        outcomes=[o for o in replay.outcomes.values() if not o.name.startswith(WARMING)],
         uses=replay.uses,
         ended_at=replay.ended_at,
         bill=bill(scenario, policy),

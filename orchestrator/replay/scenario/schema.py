@@ -123,6 +123,8 @@ class WorkloadSection(Strict):
     """What is asked: a recorded `trace`, requests that are `generated`, or a `preset`.
 
     `rate` speeds all of it up or down to so many requests a second; `limit` leaves out the rest.
+    `warm`: what is generated finds its documents in the caches; asking for each of them once comes
+    before the workload's start, and is not counted.
     """
 
     trace: str | None = Field(default=None, min_length=1)
@@ -131,6 +133,7 @@ class WorkloadSection(Strict):
     preset: Literal["pdd", "pdd-narrow"] | None = None
     rate_per_s: RequestRate | None = Field(default=None, alias="rate")
     limit: Positive | None = None
+    warm: Switch = False
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -139,6 +142,8 @@ class WorkloadSection(Strict):
             raise ValueError("give exactly one of trace, generated and preset")
         if self.format is not None and self.trace is None:
             raise ValueError("format: it is the trace's, and there is none")
+        if self.warm and self.trace is not None:
+            raise ValueError("warm: a trace has no documents to ask for first")
         return self
 
 

@@ -21,6 +21,7 @@ from orchestrator.replay.workload.request import BadLine, TraceRequest, Workload
 from orchestrator.replay.workload.scaled import Scaled
 from orchestrator.replay.workload.traces import Trace, read_trace
 
+WARM_S = 2.0
 HITS = {"skewed": SKEWED, "narrow": NARROW}
 
 
@@ -61,17 +62,59 @@ class Hot:
         return now + left
 
 
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """`inner` after `count` requests that bring each of `source`'s documents into the caches.
+
+    They are the first ones, and WARM_S apart.
+    """
+
+    inner: Workload
+    source: Generated
+
+    @property
+    def block_tokens(self) -> int:
+        return self.inner.block_tokens
+
+    @property
+    def bad(self) -> tuple[BadLine, ...]:
+        return self.inner.bad
+
+    @property
+    def count(self) -> int:
+        return self.source.documents
+
+    def requests(self) -> Iterator[TraceRequest]:
+        tokens = round(self.source.prompt.mean)
+        for document in range(self.count):
+            blocks = self.source.document(document, tokens // self.block_tokens)
+            yield TraceRequest(at=document * WARM_S, prompt=tokens, output=2, blocks=blocks)
+        for request in self.inner.requests():
+            yield replace(request, at=request.at + self.count * WARM_S)
+
+
+def warming(workload: Workload) -> int:
+    """How many of the first requests only warm the caches."""
+    return workload.count if isinstance(workload, Warmed) else 0
+
+
 def make_workload(scenario: Scenario) -> Workload:
     """What is asked, hot spots included. Raises UserError for a trace that cannot be read."""
     file = scenario.file
     try:
-        workload = _source(file.workload, scenario.directory, file.seed)
+        source = workload = _source(file.workload, scenario.directory, file.seed)
         if file.workload.limit is not None:
             workload = Scaled(inner=workload, limit=file.workload.limit)
     except (WorkloadError, ValueError) as error:
         raise UserError(f"workload: {error}") from None
     windows = tuple(_windows(file.faults))
-    return Hot(workload, windows) if windows else workload
+    if windows:
+        workload = Hot(workload, windows)
+    return (
+        Warmed(workload, source)
+        if isinstance(source, Generated) and file.workload.warm
+        else workload
+    )
 
 
 def expected_requests(workload: Workload) -> int | None:
@@ -79,6 +122,9 @@ def expected_requests(workload: Workload) -> int | None:
     match workload:
         case Hot(inner=inner):
             return expected_requests(inner)
+        case Warmed(inner=inner, count=count):
+            asked = expected_requests(inner)
+            return None if asked is None else asked + count
         case Scaled(inner=inner, limit=limit):
             return _least(limit, expected_requests(inner))
         case Trace(rows=rows):

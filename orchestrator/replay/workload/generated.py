@@ -86,9 +86,9 @@ class Generated:
         prompt = self.prompt.drawn(draw)
         whole = prompt // self.block_tokens
         known = min(whole, round(self.hits.drawn(draw) * prompt / self.block_tokens))
-        document = draw.randrange(self.documents) * _NAMES_EACH
+        document = draw.randrange(self.documents)
         own = (self.documents + number) * _NAMES_EACH
-        blocks = (*range(document, document + known), *range(own + known, own + whole))
+        blocks = (*self.document(document, known), *range(own + known, own + whole))
         return TraceRequest(
             at=at,
             prompt=prompt,
@@ -96,6 +96,10 @@ class Generated:
             blocks=blocks,
             session=str(number) if self.turns > 1 else None,
         )
+
+    def document(self, number: int, blocks: int) -> tuple[int, ...]:
+        """The names of a document's first blocks."""
+        return tuple(range(number * _NAMES_EACH, number * _NAMES_EACH + blocks))
 
     def _next(
         self, session: int, turn: int, at: float, before: TraceRequest, draw: random.Random
