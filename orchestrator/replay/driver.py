@@ -15,15 +15,16 @@ from math import inf
 from orchestrator.lifecycle.handover import pace_s
 from orchestrator.lifecycle.machine import Machine
 from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg
+from orchestrator.replay.faults import LineFault
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.lines.line import Line, Transfer
 from orchestrator.replay.lines.model import LineModel, Sharing
 from orchestrator.replay.outcome import Outcome, Span, Stage, Use
 from orchestrator.replay.prompt import PromptNames
-from orchestrator.replay.setup import ReplaySetup
+from orchestrator.replay.setup import ModelSpec, ReplaySetup
 from orchestrator.replay.worker import ModelWorker
 from orchestrator.state.actions import Action, Emit, Finish, Send, Summary
-from orchestrator.state.events import Arrived, Event, Heard, LinkTold, Ticked, WorkerUp
+from orchestrator.state.events import Arrived, Event, Heard, LinkTold, Ticked, WorkerLost, WorkerUp
 from orchestrator.state.views import SAME_SITE_RTT_S
 from orchestrator.virtual.gateway import IdWatch
 from orchestrator.virtual.schedule import Schedule
@@ -67,24 +68,12 @@ class Replay:
         self._lines = self._lay_lines()
         self._pool_uses: dict[str, Use] = {}
         self.ended_at = 0.0  # when the last request had ended
-        self.workers = {
-            spec.name: ModelWorker(
-                spec,
-                self.schedule,
-                say=self._say,
-                move=self._move,
-                closed=self._closed,
-                prefilled=self._prefilled,
-                report_s=setup.report_s,
-                every_step=setup.every_step,
-                block_tokens=setup.block_tokens,
-            )
-            for spec in setup.workers
-        }
+        self.workers = {spec.name: self._new_worker(spec) for spec in setup.workers}
         self._worker_delay = {
             spec.name: self._delays[core.gateway_site, spec.site] for spec in setup.workers
         }
         self._bring_up()
+        self._plan_faults()
 
     def run(self, asks: Iterable[tuple[float, Arrived]]) -> None:
         """Live through what clients ask, in the order of time, until nothing moves any more.
@@ -144,6 +133,11 @@ class Replay:
         lines = {f"line:{a}>{b}": line.use() for (a, b), line in self._lines.items() if a != b}
         return lines | self._pool_uses
 
+    @property
+    def sent_bytes(self) -> dict[tuple[str, str], float]:
+        """What went over each line from one site to another."""
+        return {(a, b): line.sent_bytes for (a, b), line in self._lines.items() if a != b}
+
     # ------------------------------------------------------------ before the first request
 
     def _lay_lines(self) -> dict[tuple[str, str], Line]:
@@ -180,20 +174,82 @@ class Replay:
                 )
             )
         for worker in self.workers.values():
-            spec = worker.spec
-            self._tell(
-                WorkerUp(
-                    worker=spec.name,
-                    site=spec.site,
-                    pool=spec.pool,
-                    roles=spec.roles,
-                    slots=spec.slots,
-                    max_context=spec.max_context,
-                    kv_total_tokens=worker.free_tokens,
-                    kv_bytes_per_token=spec.kv_bytes_per_token,
-                )
+            self._bring_up_worker(worker)
+
+    def _bring_up_worker(self, worker: ModelWorker) -> None:
+        spec = worker.spec
+        self._tell(
+            WorkerUp(
+                worker=spec.name,
+                site=spec.site,
+                pool=spec.pool,
+                roles=spec.roles,
+                slots=spec.slots,
+                max_context=spec.max_context,
+                kv_total_tokens=worker.free_tokens,
+                kv_bytes_per_token=spec.kv_bytes_per_token,
             )
-            self._tell(Heard(worker=spec.name, message=worker.load()))
+        )
+        self._tell(Heard(worker=spec.name, message=worker.load()))
+
+    def _new_worker(self, spec: ModelSpec) -> ModelWorker:
+        setup = self._setup
+        return ModelWorker(
+            spec,
+            self.schedule,
+            say=self._say,
+            move=self._move,
+            closed=self._closed,
+            prefilled=self._prefilled,
+            report_s=setup.report_s,
+            every_step=setup.every_step,
+            block_tokens=setup.block_tokens,
+        )
+
+    # ------------------------------------------------------------ faults
+
+    def _plan_faults(self) -> None:
+        """Raises ValueError for a fault of something that is not there."""
+        for fault in self._setup.faults:
+            if isinstance(fault, LineFault):
+                if fault.between not in self._lines:
+                    raise ValueError(f"there is no line between {' and '.join(fault.between)}")
+                self.schedule.at(fault.at, self._weaken, fault.between, fault.factor)
+                self.schedule.at(fault.until, self._weaken, fault.between, 1.0)
+                continue
+            lost = [name for name in self.workers if fault.hits(name)]
+            if not lost:
+                raise ValueError(f"there is no worker, pool or site {fault.name}")
+            for name in lost:
+                self.schedule.at(fault.at, self._lose, name)
+                if fault.until is not None:
+                    self.schedule.at(fault.until, self._return, name)
+
+    def _weaken(self, between: tuple[str, str], factor: float) -> None:
+        for pair in (between, between[::-1]):
+            line = self._lines[pair]
+            if not factor:
+                line.cut()
+                continue
+            line.set_rate(factor)
+            if not line.up:
+                line.restore()
+
+    def _lose(self, name: str) -> None:
+        """A worker dies; its gateway hears of it when their connection breaks."""
+        worker = self.workers[name]
+        if not worker.dead:
+            worker.die()
+            self.schedule.after(
+                self._worker_delay[name],
+                self._tell,
+                WorkerLost(worker=name, reason="lost in the scenario"),
+            )
+
+    def _return(self, name: str) -> None:
+        if self.workers[name].dead:
+            worker = self.workers[name] = self._new_worker(self.workers[name].spec)
+            self._bring_up_worker(worker)
 
     # ------------------------------------------------------------ the machine
 
@@ -271,6 +327,8 @@ class Replay:
         if not self._open:
             return
         for name, worker in self.workers.items():
+            if worker.dead:
+                continue
             step_s = worker.step_s()
             if self._steps_told.get(name) != step_s:
                 self._steps_told[name] = step_s

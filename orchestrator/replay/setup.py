@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from orchestrator.replay.lines.model import CodecModel, LineModel, Sharing
+from orchestrator.replay.faults import Fault
+from orchestrator.replay.lines.model import CodecModel, Congestion, LineModel, Sharing
 from orchestrator.state.config import CoreConfig
 from workers.api.messages import Role
 from workers.costs import Costs
@@ -31,7 +32,10 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSpec:
-    """The path between two sites: bytes of KV per second each way, seconds of delay one way."""
+    """The path between two sites: bytes of KV per second each way, seconds of delay one way.
+
+    The others are `LineModel`'s; `seed` is that of the jitter.
+    """
 
     between: tuple[str, str]
     bytes_per_s: float
@@ -40,6 +44,11 @@ class LineSpec:
     codec: CodecModel = NO_CODEC
     loss: float = 0.0
     jitter_s: float = 0.0
+    connections: int = 8
+    connection_bytes_per_s: float | None = None
+    congestion: Congestion = Congestion.BBR
+    slow_start: bool = False
+    seed: int = 0
 
     def model(self) -> LineModel:
         """What it does to KV, each way."""
@@ -50,6 +59,11 @@ class LineSpec:
             codec=self.codec,
             loss=self.loss,
             jitter_s=self.jitter_s,
+            connections=self.connections,
+            connection_bytes_per_s=self.connection_bytes_per_s,
+            congestion=self.congestion,
+            slow_start=self.slow_start,
+            seed=self.seed,
         )
 
 
@@ -69,6 +83,7 @@ class ReplaySetup:
     workers: tuple[ModelSpec, ...]
     lines: tuple[LineSpec, ...]
     block_tokens: int | None = None
+    faults: tuple[Fault, ...] = ()
     timelines: int = 0
     use_every_s: float = 0.0
     site_bytes_per_s: float = 25e9

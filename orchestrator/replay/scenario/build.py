@@ -54,6 +54,7 @@ def _under(topology: Topology, policy: Compared) -> Topology:
 
 
 def _line(link: Link, scenario: Scenario, topology: Topology, policy: Compared) -> LineSpec:
+    lines = scenario.file.lines
     return LineSpec(
         between=link.between,
         bytes_per_s=link.rate_bytes_per_s,
@@ -62,10 +63,15 @@ def _line(link: Link, scenario: Scenario, topology: Topology, policy: Compared) 
         codec=codec_model(
             topology.policy.codec,
             line_bytes_per_s=link.rate_bytes_per_s,
-            cores=scenario.file.lines.codec_cores,
+            cores=lines.codec_cores,
         ),
         loss=link.loss,
         jitter_s=link.jitter_s,
+        connections=lines.connections,
+        connection_bytes_per_s=lines.connection_bytes_per_s,
+        congestion=lines.congestion,
+        slow_start=not lines.warm,
+        seed=scenario.file.seed,
     )
 
 

@@ -7,7 +7,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import SynchronizedArray
 
-from orchestrator.replay.scenario.run import Played, play
+from orchestrator.replay.report.metrics import Run
+from orchestrator.replay.scenario.run import play
 from orchestrator.replay.scenario.schema import Compared, Scenario
 from orchestrator.replay.workload.request import Workload
 
@@ -31,7 +32,7 @@ def compare(
     *,
     jobs: int | None = None,
     tell: TellAll = lambda counts: None,
-) -> list[Played]:
+) -> list[Run]:
     """Replay each policy with the same requests. `jobs` None: as many as cores.
 
     Each policy's outcomes are the same whatever runs beside it.
@@ -57,7 +58,7 @@ def _beside(
     workload: Workload,
     jobs: int,
     tell: TellAll,
-) -> list[Played]:
+) -> list[Run]:
     context = get_context()
     counts = context.Array("q", len(policies) + 1)
     pool = ProcessPoolExecutor(jobs, context, _join, (counts,))
@@ -74,7 +75,7 @@ def _beside(
         pool.shutdown(cancel_futures=True)
 
 
-def _until_done(futures: Sequence[Future[Played]]) -> Iterator[None]:
+def _until_done(futures: Sequence[Future[Run]]) -> Iterator[None]:
     left = set(futures)
     while left:
         done, left = wait(left, LOOK_S, FIRST_COMPLETED)
@@ -93,7 +94,7 @@ def _join(counts: "SynchronizedArray[int]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _play(scenario: Scenario, policy: Compared, workload: Workload, place: int) -> Played:
+def _play(scenario: Scenario, policy: Compared, workload: Workload, place: int) -> Run:
     def come(count: int) -> None:
         if _counts[-1]:
             raise Stopped

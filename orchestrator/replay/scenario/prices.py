@@ -1,5 +1,6 @@
 """What a deployment costs: its chips and its lines by the hour, and what goes over its lines."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.replay.scenario.schema import Compared, Scenario
@@ -16,10 +17,14 @@ class Bill:
     lines_per_h: float
     per_gb: dict[tuple[str, str], float]
 
-    @property
-    def per_h(self) -> float | None:
-        """All that is paid whatever goes over the lines."""
-        return None if self.chips_per_h is None else self.chips_per_h + self.lines_per_h
+    def cost(self, seconds: float, sent_bytes: Mapping[tuple[str, str], float]) -> float | None:
+        """Of a run that long with so much over each line, each way; None: see `chips_per_h`."""
+        if self.chips_per_h is None:
+            return None
+        rent = (self.chips_per_h + self.lines_per_h) * seconds / 3600
+        return rent + sum(
+            self.per_gb[_pair(ends)] * nbytes / 1e9 for ends, nbytes in sent_bytes.items()
+        )
 
 
 def bill(scenario: Scenario, policy: Compared) -> Bill:

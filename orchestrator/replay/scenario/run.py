@@ -1,12 +1,12 @@
 """One policy of a scenario, from its first request to its last."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 from orchestrator.replay.driver import Replay
-from orchestrator.replay.outcome import Outcome, Use
+from orchestrator.replay.outcome import Outcome
+from orchestrator.replay.report.metrics import Run
 from orchestrator.replay.scenario.build import WARMING, build
-from orchestrator.replay.scenario.prices import Bill, bill
+from orchestrator.replay.scenario.prices import bill
 from orchestrator.replay.scenario.schema import Compared, Scenario
 from orchestrator.replay.workload.request import Workload
 from orchestrator.state.events import Arrived
@@ -16,35 +16,32 @@ TOLD_EVERY = 50  # requests
 Tell = Callable[[int], None]  # how many requests have come so far
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """What came of a policy."""
-
-    policy: str
-    outcomes: list[Outcome]
-    uses: dict[str, Use]
-    ended_at: float
-    bill: Bill
-
-
 def play(
     scenario: Scenario,
     policy: Compared,
     *,
     workload: Workload | None = None,
     tell: Tell = lambda count: None,
-) -> Played:
+) -> Run:
     """Replay a policy. None: the scenario's own workload."""
     setup, asks = build(scenario, policy, workload)
     replay = Replay(setup)
     replay.run(_counted(asks, tell))
-    return Played(
+    outcomes = [o for o in replay.outcomes.values() if not o.name.startswith(WARMING)]
+    seconds = lasted_s(outcomes)
+    return Run(
         policy=policy.name,
-        outcomes=[o for o in replay.outcomes.values() if not o.name.startswith(WARMING)],
+        outcomes=outcomes,
         uses=replay.uses,
-        ended_at=replay.ended_at,
-        bill=bill(scenario, policy),
+        seconds=seconds,
+        cost=bill(scenario, policy).cost(seconds, replay.sent_bytes),
     )
+
+
+def lasted_s(outcomes: Sequence[Outcome]) -> float:
+    """From the first request to the last token."""
+    ends = [outcome.last_at or outcome.asked_at for outcome in outcomes]
+    return max(ends) - outcomes[0].asked_at if outcomes else 0.0
 
 
 def _counted(asks: Iterator[tuple[float, Arrived]], tell: Tell) -> Iterator[tuple[float, Arrived]]:

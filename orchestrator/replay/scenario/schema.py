@@ -21,6 +21,7 @@ from orchestrator.topology.schema import (
     PositiveSeconds,
     PricePerGB,
     PricePerHour,
+    Rate,
     RouteName,
     Seconds,
     Slo,
@@ -228,8 +229,9 @@ class LinesSection(Strict):
     """How TCP is on every line between sites, and what codes KV at its ends."""
 
     connections: Positive = 8
+    connection_bytes_per_s: Rate | None = Field(default=None, alias="connection")  # None: no cap
     congestion: Annotated[Congestion, Field(strict=False)] = Congestion.BBR
-    warm: bool = True  # connections are kept warm: no slow start
+    warm: Switch = True  # connections are kept warm: no slow start
     codec_cores: Positive = 8  # at each end
 
 
