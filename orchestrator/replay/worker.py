@@ -68,6 +68,7 @@ class ModelWorker:
         self.legs: dict[LegKey, ModelLeg] = {}
         self.free_tokens = spec.kv_tokens // BLOCK * BLOCK
         self.slots_used = 0
+        self.dead = False
         self.cache = None if block_tokens is None else PrefixCache(block_tokens)
         self._schedule = schedule
         self._say_up = say
@@ -86,10 +87,20 @@ class ModelWorker:
         self._up: list[UpMessage] = []
         self._inbox: list[tuple[Row, ModelLeg, Any]] = []  # what waits for the step's end
 
+    def die(self) -> None:
+        """Nothing is heard of it any more, and all it had is gone."""
+        for key in self.legs:
+            self._closed(key)
+        self.legs.clear()
+        self.dead = True
+        self._steps.stop()
+
     # ------------------------------------------------------------ what is asked of it
 
     def take(self, messages: Sequence[DownMessage]) -> None:
         """What its gateway sends."""
+        if self.dead:
+            return
         for message in messages:
             if isinstance(message, Start):
                 self._start(message)
@@ -101,6 +112,8 @@ class ModelWorker:
 
     def land(self, key: LegKey) -> None:
         """All the KV that a leg imports is here."""
+        if self.dead:
+            return
         leg = self.legs.get(key)
         if leg is not None:
             self._land(leg)

@@ -154,6 +154,8 @@ def replayed(setup: ReplaySetup, asks: Sequence[tuple[float, Arrived]]) -> Repla
     assert [link.queued for link in world.links.values() if link.queued] == []
     for worker in replay.workers.values():
         assert not worker.legs
+        if worker.dead:
+            continue
         assert worker.slots_used == 0
         assert worker.free_tokens == worker.spec.kv_tokens // BLOCK * BLOCK
     return replay
