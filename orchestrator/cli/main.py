@@ -18,6 +18,7 @@ from orchestrator.errors import UserError
 COMMANDS = {
     "init": "Make the certificates of a deployment's sites.",
     "validate": "Check a topology file and name every mistake in it.",
+    "replay": "Find out in virtual time what a deployment gives and costs.",
     "bench": "Measure a claim.",
     "status": "Show what a running service is doing.",
     "doctor": "Look what is well and what is not: machine, TCP, topology, running service.",

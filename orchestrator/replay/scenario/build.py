@@ -1,13 +1,14 @@
 """From a scenario and one of its policies to what a replay is made of."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from orchestrator.replay.faults import Fault, LineFault, WorkersLost
 from orchestrator.replay.lines.model import codec_model
 from orchestrator.replay.prompt import Prompt
 from orchestrator.replay.scenario.impossible import GB, kv_gb, weights_gb
-from orchestrator.replay.scenario.schema import Compared, Scenario
-from orchestrator.replay.scenario.workload import make_workload, warming
+from orchestrator.replay.scenario.schema import Compared, FaultSection, Scenario
+from orchestrator.replay.scenario.workload import make_workload, warming, warming_s
 from orchestrator.replay.setup import LineSpec, ModelSpec, ReplaySetup
 from orchestrator.replay.workload.request import Workload
 from orchestrator.state.config import CoreConfig
@@ -36,6 +37,7 @@ def build(
         core=_core(topology),
         workers=tuple(_workers(scenario, topology)),
         lines=tuple(_line(link, scenario, topology, policy) for link in topology.links),
+        faults=tuple(_faults(scenario.file.faults, topology, start_s=warming_s(asked))),
         block_tokens=asked.block_tokens,
         timelines=scenario.file.timelines,
         use_every_s=USE_EVERY_S,
@@ -77,6 +79,20 @@ def _line(link: Link, scenario: Scenario, topology: Topology, policy: Compared) 
 
 def _core(topology: Topology) -> CoreConfig:
     return core_config(topology, "replay")
+
+
+def _faults(
+    faults: Sequence[FaultSection], topology: Topology, *, start_s: float
+) -> Iterator[Fault]:
+    """Those that can befall this topology; hot spots are the workload's. See `NEEDS`."""
+    for fault in faults:
+        at, until = start_s + fault.at_s, fault.until_s and start_s + fault.until_s
+        if fault.between is not None and topology.link(*fault.between) is not None:
+            assert until is not None
+            yield LineFault(between=fault.between, at=at, until=until, factor=fault.factor or 0.0)
+        name = fault.site or fault.worker
+        if name is not None and name.split("/")[0] in topology.sites:
+            yield WorkersLost(name=name, at=at, until=until)
 
 
 def _workers(scenario: Scenario, topology: Topology) -> Iterator[ModelSpec]:

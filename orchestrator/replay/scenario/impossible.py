@@ -135,7 +135,7 @@ def _faults(place: Path, fault: FaultSection, topology: Topology) -> Iterator[Fo
         yield from _known_line((*place, "between"), fault.between, topology)
     if fault.site is not None and fault.site not in sites:
         yield (*place, "site"), unknown("site", fault.site, sites)
-    workers = worker_names(topology)
+    workers = [name for site in sites for name in _names(site, topology)]
     if fault.worker is not None and fault.worker not in workers:
         yield (*place, "worker"), unknown("worker", fault.worker, workers)
 
@@ -146,14 +146,11 @@ def _known_line(path: Path, ends: tuple[str, str], topology: Topology) -> Iterat
         yield path, f"there is no link between {' and '.join(ends)}; links: {', '.join(known)}"
 
 
-def worker_names(topology: Topology) -> list[str]:
-    """site/pool/number of every worker."""
-    return [
-        f"{site}/{name}/{number}"
-        for site, place in topology.sites.items()
-        for name, pool in place.pools.items()
-        for number in range(pool.instances)
-    ]
+def _names(site: str, topology: Topology) -> Iterator[str]:
+    """site/pool, all of its workers, and site/pool/number of each."""
+    for name, pool in topology.sites[site].pools.items():
+        yield f"{site}/{name}"
+        yield from (f"{site}/{name}/{number}" for number in range(pool.instances))
 
 
 def _prices(scenario: Scenario, topologies: list[Topology]) -> Iterator[Found]:

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from orchestrator.catalogue import Catalogue, Chip, ModelFacts
 from orchestrator.replay.lines.model import Congestion, Sharing
+from orchestrator.replay.report.metrics import Goal
 from orchestrator.replay.scenario.units import parse_rate_per_s, parse_rent_per_h
 from orchestrator.replay.workload.draws import Process
 from orchestrator.replay.workload.traces import Format
@@ -271,6 +272,12 @@ class Scenario:
     def topology(self, policy: Compared) -> Topology:
         """What a policy is tried on."""
         return policy.topology or self.file.topology
+
+    @property
+    def goal(self) -> Goal:
+        """What users should get: one for all policies, so that they compare."""
+        slo = self.file.slo or self.file.topology.slo
+        return Goal(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
 
     def with_file(self, file: ScenarioFile) -> "Scenario":
         """The same with other content."""

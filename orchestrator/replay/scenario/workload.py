@@ -98,6 +98,11 @@ def warming(workload: Workload) -> int:
     return workload.count if isinstance(workload, Warmed) else 0
 
 
+def warming_s(workload: Workload) -> float:
+    """How long that takes; only then begins what the scenario speaks of."""
+    return warming(workload) * WARM_S
+
+
 def make_workload(scenario: Scenario) -> Workload:
     """What is asked, hot spots included. Raises UserError for a trace that cannot be read."""
     file = scenario.file

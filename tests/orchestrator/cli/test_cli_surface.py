@@ -43,6 +43,10 @@ SURFACE = {
         *("--buffer", "--delay", "--far", "--jitter", "--link", "--loss", "--mtu", "--near"),
         *("--rate", "--seed", "--sysctl", "-o/--output", "file"),
     ],
+    "replay": [
+        *("--jobs", "--policy", "--rate", "--requests", "--seed", "--trace", "-o/--output"),
+        "file",
+    ],
     "serve": ["--gateway-site", "--logs", "--port", "--record", "-o/--output", "file"],
     "status": ["--key", "--url", "-o/--output"],
     "validate": ["-o/--output", "file"],

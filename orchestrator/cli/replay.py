@@ -1,0 +1,137 @@
+"""`pdd replay FILE|NAME`: what users would feel of a deployment, and what it would cost."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from orchestrator.cli.output import Format, FormatOption, print_json, tell
+from orchestrator.errors import UserError
+from orchestrator.replay.report.metrics import summarise
+from orchestrator.replay.report.table import table
+from orchestrator.replay.scenario.compare import TellAll, compare
+from orchestrator.replay.scenario.load import load_scenario, scenario_names
+from orchestrator.replay.scenario.schema import Compared, Scenario
+from orchestrator.replay.scenario.workload import expected_requests, make_workload
+from orchestrator.replay.workload.request import BadLine
+from orchestrator.topology.mistakes import unknown
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+SHOWN_BAD = 5  # lines of a trace that are shown in the text
+
+
+@app.command()
+def replay(
+    file: Annotated[
+        str, typer.Argument(help=f"A scenario's file, or one of {', '.join(scenario_names())}.")
+    ],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Only this policy of the file's; may be repeated.")
+    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="At most so many requests.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A trace instead of the file's workload.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="So many requests a second, instead of the workload's.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: all cores.")] = None,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Find out in virtual time what a scenario's policies give and cost."""
+    if rate is not None and not 0 < rate < float("inf"):
+        raise UserError(f"--rate: must be above 0, got {rate:g}")
+    scenario = _changed(load_scenario(file), requests, trace, rate, seed)
+    policies = _chosen(scenario, policy)
+    workload = make_workload(scenario)
+    _tell_bad(workload.bad)
+    with _progress(policies, expected_requests(workload)) as tell_all:
+        runs = compare(scenario, policies, workload, jobs=jobs, tell=tell_all)
+    goal = scenario.goal
+    summaries = [summarise(run, goal) for run in runs]
+    if output is Format.JSON:
+        print_json(
+            {
+                "scenario": scenario.name,
+                "seed": scenario.file.seed,
+                "slo": goal,
+                "bad_lines": workload.bad,
+                "policies": summaries,
+            }
+        )
+    else:
+        console = Console()
+        if scenario.file.title is not None:
+            console.print(scenario.file.title, markup=False, highlight=False)
+        console.print(table(summaries, goal))
+
+
+def _changed(
+    scenario: Scenario,
+    requests: int | None,
+    trace: Path | None,
+    rate: float | None,
+    seed: int | None,
+) -> Scenario:
+    """The scenario with what the command line says instead."""
+    workload = scenario.file.workload
+    if trace is not None:
+        changes = {"trace": str(trace.absolute()), "format": None, "generated": None}
+        workload = workload.model_copy(update=changes | {"preset": None, "rate_per_s": None})
+    if rate is not None:
+        workload = workload.model_copy(update={"rate_per_s": rate})
+    if requests is not None:
+        limit = min(requests, workload.limit or requests)
+        workload = workload.model_copy(update={"limit": limit})
+    file = scenario.file.model_copy(update={"workload": workload})
+    if seed is not None:
+        file = file.model_copy(update={"seed": seed})
+    return scenario.with_file(file)
+
+
+def _chosen(scenario: Scenario, names: Sequence[str] | None) -> list[Compared]:
+    """The policies in the file's order. Raises UserError for one that it does not have."""
+    policies = list(scenario.file.policies)
+    known = [policy.name for policy in policies]
+    for name in names or ():
+        if name not in known:
+            raise UserError(f"--policy: {unknown('policy', name, known)}")
+    return [policy for policy in policies if not names or policy.name in names]
+
+
+def _tell_bad(bad: Sequence[BadLine]) -> None:
+    if not bad:
+        return
+    tell(f"{len(bad)} lines of the trace are not as they should be")
+    for line in bad[:SHOWN_BAD]:
+        tell(f"  {line}")
+    if len(bad) > SHOWN_BAD:
+        tell(f"  and {len(bad) - SHOWN_BAD} more; -o json has them all")
+
+
+@contextmanager
+def _progress(policies: Sequence[Compared], count: int | None) -> Iterator[TellAll]:
+    """A bar for each policy on standard error; gone when all are done."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f} of {task.fields[of]} requests"),
+        TimeRemainingColumn() if count else TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    of = "?" if count is None else f"{count}"
+    tasks = [bar.add_task(policy.name, total=count, of=of) for policy in policies]
+
+    def tell_all(counts: Sequence[int]) -> None:
+        for task, come in zip(tasks, counts, strict=True):
+            bar.update(task, completed=come)
+
+    with bar:
+        yield tell_all
