@@ -9,6 +9,7 @@ from orchestrator.cli.benches.handoff import handoff
 from orchestrator.cli.benches.link import link
 from orchestrator.cli.benches.mutants import mutants
 from orchestrator.cli.benches.parity import parity
+from orchestrator.cli.benches.replay import replay
 from orchestrator.cli.benches.schedule import schedule
 from orchestrator.cli.benches.turns import turns
 
@@ -22,6 +23,7 @@ app.command()(handoff)
 app.command()(link)
 app.command()(mutants)
 app.command()(parity)
+app.command()(replay)
 app.command()(schedule)
 app.command()(turns)
 

@@ -8,7 +8,7 @@ handoff's gap; and either does while the machine paces, which releases what come
 else comes in long runs.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -42,9 +42,13 @@ ROUND_S = 60.0
 
 
 class Replay:
-    """A deployment in virtual time. Same inputs, same outcomes, to the last bit."""
+    """A deployment in virtual time. Same inputs, same outcomes, to the last bit.
 
-    def __init__(self, setup: ReplaySetup) -> None:
+    `ended` is told of every request that has ended, and its outcome is then forgotten; None: all
+    stay in `outcomes`.
+    """
+
+    def __init__(self, setup: ReplaySetup, ended: Callable[[Outcome], None] | None = None) -> None:
         core = setup.core
         # Nothing is lost here, so nobody needs to be asked why it is silent.
         patient = max(core.deadlines.resync, 4 * setup.report_s)
@@ -52,6 +56,8 @@ class Replay:
         self.schedule = Schedule()
         self.machine = Machine(core, IdWatch, PromptNames(setup.block_tokens))
         self.outcomes: dict[str, Outcome] = {}
+        self.asked = 0  # requests so far
+        self._ended = ended
         self.events = 0  # told to the machine
         self._setup = setup
         self._asks: Iterator[tuple[float, Arrived]] = iter(())  # to come
@@ -107,8 +113,9 @@ class Replay:
             name=arrived.request, asked_at=self.schedule.now, prompt=len(arrived.prompt_ids)
         )
         every = self._setup.timelines
-        if every and len(self.outcomes) % every == 0:
+        if every and self.asked % every == 0:
             outcome.spans = []
+        self.asked += 1
         self.outcomes[arrived.request] = outcome
         self._open += 1
         self._plan_ask()
@@ -296,6 +303,9 @@ class Replay:
                 outcome.end = action
                 if outcome.spans is not None and isinstance(action, Finish):
                     self._write_main(outcome, outcome.spans, action.summary)
+                if self._ended is not None:
+                    del self.outcomes[action.request]
+                    self._ended(outcome)
                 self._open -= 1
                 self._relayed.discard(action.request)
         for worker, messages in lines.items():
@@ -359,8 +369,8 @@ class Replay:
         )
         self._moving.setdefault(send.request, []).append(transfer)
         transfer.line.send(transfer)
-        outcome = self.outcomes[send.request]
-        if sites[0] != sites[1]:
+        outcome = self.outcomes.get(send.request)
+        if outcome is not None and sites[0] != sites[1]:
             outcome.wire_bytes += transfer.wire_bytes
             outcome.main_hit = there
 
@@ -391,7 +401,9 @@ class Replay:
 
     def _prefilled(self, worker: ModelWorker, leg: ModelLeg) -> None:
         """A prefill leg has its token."""
-        outcome = self.outcomes[leg.key[0]]
+        outcome = self.outcomes.get(leg.key[0])
+        if outcome is None:
+            return
         outcome.prefill_hit = leg.hit
         if outcome.spans is not None:
             now, began_at = self.schedule.now, leg.began_at or 0.0
@@ -401,8 +413,8 @@ class Replay:
             ]
 
     def _write_transfer(self, transfer: Transfer, to: ModelWorker) -> None:
-        outcome = self.outcomes[transfer.target[0]]
-        if outcome.spans is not None and transfer.began_at is not None:
+        outcome = self.outcomes.get(transfer.target[0])
+        if outcome is not None and outcome.spans is not None and transfer.began_at is not None:
             where = f"to {to.spec.name}"
             now = self.schedule.now
             outcome.spans.append(Span(Stage.TRANSFER, where, transfer.began_at, now))

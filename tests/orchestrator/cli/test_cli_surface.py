@@ -35,6 +35,7 @@ SURFACE = {
     ],
     "bench mutants": ["--jobs", "--markdown", "--seeds", "-o/--output", "names"],
     "bench parity": ["-o/--output", "file"],
+    "bench replay": ["--requests", "-o/--output"],
     "bench schedule": ["--seeds", "-o/--output"],
     "bench turns": ["--route", "--topology", "-o/--output"],
     "doctor": ["--key", "--url", "-o/--output", "file"],
