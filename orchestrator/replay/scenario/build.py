@@ -6,7 +6,7 @@ from dataclasses import replace
 from orchestrator.replay.faults import Fault, LineFault, WorkersLost
 from orchestrator.replay.lines.model import codec_model
 from orchestrator.replay.prompt import Prompt
-from orchestrator.replay.scenario.impossible import GB, kv_gb, weights_gb
+from orchestrator.replay.scenario.impossible import GB, kv_gb, says, weights_gb
 from orchestrator.replay.scenario.schema import Compared, FaultSection, Scenario
 from orchestrator.replay.scenario.workload import make_workload, warming, warming_s
 from orchestrator.replay.setup import LineSpec, ModelSpec, ReplaySetup
@@ -14,7 +14,7 @@ from orchestrator.replay.workload.request import Workload
 from orchestrator.state.config import CoreConfig
 from orchestrator.state.events import Arrived
 from orchestrator.topology.core import core_config
-from orchestrator.topology.schema import Link, Pool, Topology
+from orchestrator.topology.schema import Link, Pool, Simulate, Topology
 from workers.costs import Costs, MeasuredCosts, RooflineCosts
 
 # What a worker is given where its pool does not say: a topology's own defaults are a laptop's.
@@ -100,10 +100,9 @@ def _workers(scenario: Scenario, topology: Topology) -> Iterator[ModelSpec]:
     per_token = int(facts.kv_bytes_per_token.value)
     for site, place in topology.sites.items():
         for name, pool in place.pools.items():
-            given = pool.model_fields_set
             kv_tokens = (
                 pool.kv_tokens
-                if "kv_tokens" in given
+                if says(pool, "kv_tokens")
                 else int(kv_gb(scenario, topology, pool) * GB / per_token)
             )
             first = ModelSpec(
@@ -111,19 +110,19 @@ def _workers(scenario: Scenario, topology: Topology) -> Iterator[ModelSpec]:
                 site=site,
                 roles=pool.roles,
                 costs=_costs(scenario, topology, pool),
-                slots=pool.slots if "slots" in given else SLOTS,
+                slots=pool.slots if says(pool, "slots") else SLOTS,
                 kv_tokens=kv_tokens,
                 kv_bytes_per_token=per_token,
                 max_context=kv_tokens,
-                chunk_tokens=pool.chunk_tokens if "chunk_tokens" in given else CHUNK_TOKENS,
+                chunk_tokens=pool.chunk_tokens if says(pool, "chunk_tokens") else CHUNK_TOKENS,
             )
             for number in range(pool.instances):
                 yield replace(first, name=f"{site}/{name}/{number}")
 
 
 def _costs(scenario: Scenario, topology: Topology, pool: Pool) -> Costs:
-    speed = pool.simulate
-    if speed is not None:
+    if pool.engine == "simulated":
+        speed = pool.simulate or Simulate()
         return MeasuredCosts(
             prefill_tokens_per_s=speed.prefill_tokens_per_s, decode_step_s=speed.step_s
         )

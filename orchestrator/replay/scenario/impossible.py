@@ -53,9 +53,9 @@ def kv_gb(scenario: Scenario, topology: Topology, pool: Pool) -> float:
     return memory.value * pool.parallel * scenario.file.memory_use - weights
 
 
-def modelled(pool: Pool) -> bool:
-    """Whether a pool's speed is its chip's: `simulate` gives one that was measured."""
-    return pool.simulate is None
+def says(pool: Pool, key: str) -> bool:
+    """Whether a pool's own figure counts: it is in the file, or the engine is simulated."""
+    return key in pool.model_fields_set or pool.engine == "simulated"
 
 
 # ---------------------------------------------------------------------------------------- parts
@@ -84,7 +84,8 @@ def _too_large(place: Path, topology: Topology, scenario: Scenario) -> Iterator[
             path = (*place, "sites", site, "pools", name)
             yield from _chip_figures((*path, "chip"), f"{site}.{name}", pool, catalogue)
             chip = catalogue.chips[pool.chip]
-            if chip.memory_gb is not None and kv_gb(scenario, topology, pool) <= 0:
+            fits = says(pool, "kv_tokens") or kv_gb(scenario, topology, pool) > 0
+            if chip.memory_gb is not None and not fits:
                 message = _does_not_fit(f"{site}.{name}", model, pool, chip, scenario)
                 yield (*path, "parallel"), message
 
@@ -103,8 +104,8 @@ def _does_not_fit(name: str, model: ModelFacts, pool: Pool, chip: Chip, scenario
 
 def _chip_figures(path: Path, name: str, pool: Pool, catalogue: Catalogue) -> Iterator[Found]:
     chip = catalogue.chips[pool.chip]
-    needed = ["memory_gb"] if "kv_tokens" not in pool.model_fields_set else []
-    if modelled(pool):
+    needed = [] if says(pool, "kv_tokens") else ["memory_gb"]
+    if pool.engine != "simulated":
         needed += ["bf16_tflops", "memory_tb_s"]
     missing = [key for key in needed if getattr(chip, key) is None]
     if missing:
