@@ -82,14 +82,15 @@ class RooflineCosts:
 
     With F, BW what all the worker's chips really do together (peak x MFU, x MBU):
 
-        prefill of n behind c:  (2 P n + 2 L d n (2 c + n)) / F
-        decode of b:            a + max((W + S kv) / BW, 2 P b / F) + e b
+        prefill of n behind c:  (2 P n + 2 L d n (2 c + n)) / F + t n
+        decode of b:            a + max((W + S kv) / BW, 2 P b / F) + (e + t) b
 
     P: `active_params`, L d: `attention_width` (layers x heads x head size), S: contexts, kv:
-    `kv_bytes_per_token`, a: `overhead_s` of every step, e: `sequence_s`, W: bytes of weights that
-    b tokens touch. Of `experts` alike, `experts_per_token` drawn at random for each token, b tokens
-    touch E (1 - (1 - k / E)^b): W lies between `shared_bytes` and `weight_bytes`. Formulas as in
-    LLM inference's roofline analyses (Yuan and others, arXiv 2402.16363).
+    `kv_bytes_per_token`, a: `overhead_s` of every step, e: `sequence_s`, t: `token_s`, what chips
+    that work together tell each other of a token, W: bytes of weights that b tokens touch. Of
+    `experts` alike, `experts_per_token` drawn at random for each token, b tokens touch
+    E (1 - (1 - k / E)^b): W lies between `shared_bytes` and `weight_bytes`. Formulas as in LLM
+    inference's roofline analyses (Yuan and others, arXiv 2402.16363).
     """
 
     flops: float  # per second
@@ -103,6 +104,7 @@ class RooflineCosts:
     experts_per_token: int = 0
     overhead_s: float = 0.0
     sequence_s: float = 0.0
+    token_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("flops", "memory_bytes_per_s", "active_params", "weight_bytes"):
@@ -113,7 +115,7 @@ class RooflineCosts:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        return self.flops / (2 * self.active_params)
+        return 1 / (2 * self.active_params / self.flops + self.token_s)
 
     def step_s(self, chunks: Sequence[Chunk], batch: int, context: int) -> float:
         return _step_s(self, chunks, batch, context)
@@ -122,7 +124,7 @@ class RooflineCosts:
         """A step that only prefills touches all weights, but its arithmetic takes longer."""
         if not batch:
             return DecodeLine(self.overhead_s, 0.0)
-        each_s = self.overhead_s + self.sequence_s * batch
+        each_s = self.overhead_s + (self.sequence_s + self.token_s) * batch
         return DecodeLine(
             fixed_s=each_s + self.touched_bytes(batch) / self.memory_bytes_per_s,
             per_context_s=self.kv_bytes_per_token / self.memory_bytes_per_s,
@@ -132,7 +134,7 @@ class RooflineCosts:
     def chunk_s(self, tokens: int, context: int) -> float:
         attended = tokens * (2 * context + tokens)
         flop = 2 * self.active_params * tokens + 2 * self.attention_width * attended
-        return flop / self.flops
+        return flop / self.flops + self.token_s * tokens
 
     def touched_bytes(self, batch: int) -> float:
         """Bytes of weights that one step of `batch` tokens reads."""

@@ -184,4 +184,4 @@ def test_the_catalogue() -> None:
     assert disputed.grade is Grade.DISPUTED
     assert catalogue.models["smollm2-135m"].kv_bytes_per_token.value == 23040
     assert catalogue.models["deepseek-v3"].active_params.value == 37e9
-    assert (len(catalogue.chips), len(catalogue.models)) == (21, 13)
+    assert (len(catalogue.chips), len(catalogue.models)) == (22, 18)
