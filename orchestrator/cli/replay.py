@@ -1,5 +1,6 @@
 """`pdd replay FILE|NAME`: what users would feel of a deployment, and what it would cost."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from orchestrator.cli.output import Format, FormatOption, print_json, tell
 from orchestrator.errors import UserError
 from orchestrator.replay.report.metrics import summarise
+from orchestrator.replay.report.page import write_html
+from orchestrator.replay.report.record import record
 from orchestrator.replay.report.table import table
+from orchestrator.replay.scenario.about import about
 from orchestrator.replay.scenario.compare import TellAll, compare
 from orchestrator.replay.scenario.load import load_scenario, scenario_names
 from orchestrator.replay.scenario.schema import Compared, Scenario
@@ -22,6 +26,7 @@ from orchestrator.topology.mistakes import unknown
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+TIMELINES = 100  # of single requests in a page, of each policy
 SHOWN_BAD = 5  # lines of a trace that are shown in the text
 
 
@@ -42,6 +47,9 @@ def replay(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: all cores.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report as one page that needs no network.")
+    ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Find out in virtual time what a scenario's policies give and cost."""
@@ -50,26 +58,24 @@ def replay(
     scenario = _changed(load_scenario(file), requests, trace, rate, seed)
     policies = _chosen(scenario, policy)
     workload = make_workload(scenario)
+    if html is not None:
+        _check_writable(html)
+        scenario = _with_timelines(scenario, expected_requests(workload))
     _tell_bad(workload.bad)
     with _progress(policies, expected_requests(workload)) as tell_all:
         runs = compare(scenario, policies, workload, jobs=jobs, tell=tell_all)
-    goal = scenario.goal
-    summaries = [summarise(run, goal) for run in runs]
+    summaries = [summarise(run, scenario.goal) for run in runs]
+    what = about(scenario, workload)
+    if html is not None:
+        write_html(html, runs, scenario.goal, what)
+        tell(f"{html}: {html.stat().st_size / 1e6:.1f} MB, to be opened in a browser")
     if output is Format.JSON:
-        print_json(
-            {
-                "scenario": scenario.name,
-                "seed": scenario.file.seed,
-                "slo": goal,
-                "bad_lines": workload.bad,
-                "policies": summaries,
-            }
-        )
+        told = record(summaries, scenario.goal, what)
+        print_json(told | {"bad_lines": workload.bad})
     else:
         console = Console()
-        if scenario.file.title is not None:
-            console.print(scenario.file.title, markup=False, highlight=False)
-        console.print(table(summaries, goal))
+        console.print(what.title, markup=False, highlight=False)
+        console.print(table(summaries, scenario.goal))
 
 
 def _changed(
@@ -93,6 +99,20 @@ def _changed(
     if seed is not None:
         file = file.model_copy(update={"seed": seed})
     return scenario.with_file(file)
+
+
+def _check_writable(html: Path) -> None:
+    """Before the work, not after it."""
+    if html.is_dir() or not os.access(html if html.exists() else html.absolute().parent, os.W_OK):
+        raise UserError(f"--html: {html} cannot be written")
+
+
+def _with_timelines(scenario: Scenario, count: int | None) -> Scenario:
+    """A page shows some, also of a scenario that does not ask for any."""
+    if scenario.file.timelines:
+        return scenario
+    every = max(1, (count or 0) // TIMELINES)
+    return scenario.with_file(scenario.file.model_copy(update={"timelines": every}))
 
 
 def _chosen(scenario: Scenario, names: Sequence[str] | None) -> list[Compared]:

@@ -39,7 +39,7 @@ def replayed(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
 @pytest.mark.parametrize("name", scenario_names())
 def test_a_shipped_scenario(capsys: pytest.CaptureFixture[str], name: str) -> None:
     found = replayed(capsys, name, "--requests", 200)
-    assert found["scenario"] == name
+    assert found["facts"]["scenario"] == name
     assert len(found["policies"]) >= 3
     for policy in found["policies"]:
         assert policy["requests"] == policy["finished"] == 200

@@ -45,7 +45,8 @@ SURFACE = {
         *("--rate", "--seed", "--sysctl", "-o/--output", "file"),
     ],
     "replay": [
-        *("--jobs", "--policy", "--rate", "--requests", "--seed", "--trace", "-o/--output"),
+        *("--html", "--jobs", "--policy", "--rate", "--requests", "--seed", "--trace"),
+        "-o/--output",
         "file",
     ],
     "serve": ["--gateway-site", "--logs", "--port", "--record", "-o/--output", "file"],
