@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from orchestrator.catalogue import roofline
 from orchestrator.replay.faults import Fault, LineFault, WorkersLost
 from orchestrator.replay.lines.model import codec_model
 from orchestrator.replay.prompt import Prompt
-from orchestrator.replay.scenario.impossible import GB, kv_gb, says, weights_gb
+from orchestrator.replay.scenario.impossible import GB, kv_gb, says
 from orchestrator.replay.scenario.schema import Compared, FaultSection, Scenario
 from orchestrator.replay.scenario.workload import make_workload, warming, warming_s
 from orchestrator.replay.setup import LineSpec, ModelSpec, ReplaySetup
@@ -15,7 +16,7 @@ from orchestrator.state.config import CoreConfig
 from orchestrator.state.events import Arrived
 from orchestrator.topology.core import core_config
 from orchestrator.topology.schema import Link, Pool, Simulate, Topology
-from workers.costs import Costs, MeasuredCosts, RooflineCosts
+from workers.costs import Costs, MeasuredCosts
 
 # What a worker is given where its pool does not say: a topology's own defaults are a laptop's.
 SLOTS = 256
@@ -127,17 +128,7 @@ def _costs(scenario: Scenario, topology: Topology, pool: Pool) -> Costs:
             prefill_tokens_per_s=speed.prefill_tokens_per_s, decode_step_s=speed.step_s
         )
     chip, facts = scenario.catalogue.chips[pool.chip], scenario.catalogue.models[topology.model]
-    assert chip.bf16_tflops is not None
-    assert chip.memory_tb_s is not None
-    return RooflineCosts(
-        flops=chip.bf16_tflops.value * 1e12 * 0.42 * pool.parallel,
-        memory_bytes_per_s=chip.memory_tb_s.value * 1e12 * 0.7 * pool.parallel,
-        active_params=facts.active_params.value,
-        attention_width=0.0,
-        kv_bytes_per_token=facts.kv_bytes_per_token.value,
-        weight_bytes=weights_gb(facts) * GB,
-        overhead_s=0.005,
-    )
+    return roofline(chip, facts, pool.parallel)
 
 
 def _asks(workload: Workload, *, named: bool) -> Iterator[tuple[float, Arrived]]:

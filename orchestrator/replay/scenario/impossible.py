@@ -12,7 +12,6 @@ from orchestrator.topology.mistakes import Path, unknown
 from orchestrator.topology.rules import Draft, Found, broken_rules
 from orchestrator.topology.schema import Pool, Topology
 
-BYTES_PER_PARAM = 2  # bfloat16, where the catalogue does not say what the weights weigh
 GB = 1e9
 
 
@@ -37,19 +36,12 @@ def impossible(scenario: Scenario) -> Iterator[Found]:
     yield from _prices(scenario, [topology for _, topology in places])
 
 
-def weights_gb(model: ModelFacts) -> float:
-    """What one copy of the weights weighs."""
-    if model.weights_gb is not None:
-        return model.weights_gb.value
-    return model.params.value * BYTES_PER_PARAM / GB
-
-
 def kv_gb(scenario: Scenario, topology: Topology, pool: Pool) -> float:
     """Memory for KV of one worker of a pool; below 0: the weights do not fit."""
     memory = scenario.catalogue.chips[pool.chip].memory_gb
     if memory is None:
         return 0.0
-    weights = weights_gb(scenario.catalogue.models[topology.model])
+    weights = scenario.catalogue.models[topology.model].weight_bytes / GB
     return memory.value * pool.parallel * scenario.file.memory_use - weights
 
 
@@ -79,6 +71,10 @@ def _too_large(place: Path, topology: Topology, scenario: Scenario) -> Iterator[
         )
         yield (*place, "model"), message
         return
+    pools = [pool for place_of in topology.sites.values() for pool in place_of.pools.values()]
+    if model.architecture is None and any(pool.engine != "simulated" for pool in pools):
+        message = f"the catalogue has no architecture of {topology.model}; give one in the"
+        yield (*place, "model"), f"{message} scenario's catalogue.models.{topology.model}"
     for site, place_of in topology.sites.items():
         for name, pool in place_of.pools.items():
             path = (*place, "sites", site, "pools", name)
@@ -93,7 +89,7 @@ def _too_large(place: Path, topology: Topology, scenario: Scenario) -> Iterator[
 def _does_not_fit(name: str, model: ModelFacts, pool: Pool, chip: Chip, scenario: Scenario) -> str:
     assert chip.memory_gb is not None
     each, use = chip.memory_gb.value, scenario.file.memory_use
-    weights = weights_gb(model)
+    weights = model.weight_bytes / GB
     needed = ceil(weights / (each * use)) + (weights % (each * use) == 0)
     return (
         f"{model.name} has {weights:g} GB of weights, but a worker of {name} has "
@@ -107,6 +103,7 @@ def _chip_figures(path: Path, name: str, pool: Pool, catalogue: Catalogue) -> It
     needed = [] if says(pool, "kv_tokens") else ["memory_gb"]
     if pool.engine != "simulated":
         needed += ["bf16_tflops", "memory_tb_s"]
+        needed += ["link_gb_s"] if pool.parallel > 1 else []
     missing = [key for key in needed if getattr(chip, key) is None]
     if missing:
         yield (

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from orchestrator.catalogue import Catalogue, Chip, ModelFacts
+from orchestrator.catalogue import MEMORY_USE, Catalogue, Chip, ModelFacts
 from orchestrator.replay.lines.model import Congestion, Sharing
 from orchestrator.replay.report.metrics import Goal
 from orchestrator.replay.scenario.units import parse_rate_per_s, parse_rent_per_h
@@ -257,7 +257,9 @@ class ScenarioFile(Strict):
     seed: int = Field(default=0, ge=0)
     catalogue: CatalogueSection = Field(default_factory=CatalogueSection)
     timelines: Annotated[int, Field(ge=0)] = 0  # of every so many requests; 0: of none
-    memory_use: Annotated[float, Field(gt=0, le=1)] = 0.9  # share of a chip's memory for its worker
+    memory_use: Annotated[float, Field(gt=0, le=1)] = (
+        MEMORY_USE  # share of a chip's memory for its worker
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,8 @@ def test_workers_have_what_their_chips_leave(tmp_path: Path) -> None:
     assert workers["hami/compute/0"].kv_tokens == int((8 * 80 * 0.9 - 141.2) * GB / 327680)
     assert workers["shenzhen/memory/0"].kv_tokens == int((4 * 141 * 0.9 - 141.2) * GB / 327680)
     compute, memory = workers["hami/compute/0"].costs, workers["shenzhen/memory/0"].costs
-    assert compute.prefill_tokens_per_s == pytest.approx(2 * memory.prefill_tokens_per_s)
+    # Twice the chips, less what they tell each other.
+    assert 1.5 < compute.prefill_tokens_per_s / memory.prefill_tokens_per_s < 2
     # Decode is bound by memory: an H200's is 4.8 / 3.35 times as fast as an H100's.
     relay = workers["hami/relay/0"].costs
     assert relay.decode_line(1).per_context_s / memory.decode_line(1).per_context_s == (
