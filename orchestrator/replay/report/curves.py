@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.replay.outcome import Outcome, Span, Use
+from orchestrator.replay.outcome import Outcome, Stage, Use
 from orchestrator.replay.report.metrics import (
     METRICS,
     Run,
@@ -59,7 +59,7 @@ def timelines(runs: Sequence[Run]) -> dict[str, Any]:
 
     {"of": how many there were, "requests": [{"name", "asked_at", "prompt", "policies": one per
     run, None where it has none}]}; a policy's has its spans as [stage, where, from, to] in seconds
-    from when it was asked.
+    from when it was asked. "stall" is a stage too.
     """
     known = [
         {outcome.name: outcome for outcome in run.outcomes if outcome.spans is not None}
@@ -86,7 +86,6 @@ def _request(name: str, outcomes: Sequence[Outcome | None]) -> dict[str, Any]:
 
 
 def _timeline(outcome: Outcome) -> dict[str, Any]:
-    asked_at = outcome.asked_at
     return {
         "tokens": outcome.tokens,
         "prefill_hit": outcome.prefill_hit,
@@ -96,13 +95,21 @@ def _timeline(outcome: Outcome) -> dict[str, Any]:
         "exposed_stall_s": _short(exposed_stall_s(outcome)),
         "tpot_s": _short(tpot_s(outcome)),
         "end_to_end_s": _short(end_to_end_s(outcome)),
-        "spans": [_span(span, asked_at) for span in outcome.spans or ()],
+        "spans": _spans(outcome),
     }
 
 
-def _span(span: Span, asked_at: float) -> list[Any]:
-    began_s, ended_s = span.began_at - asked_at, span.ended_at - asked_at
-    return [span.stage.value, span.where, _short(began_s), _short(ended_s)]
+def _spans(outcome: Outcome) -> list[list[Any]]:
+    """As they are; but of main's, with no relay before it, the part in which it waits for KV."""
+    asked_at, stages = outcome.asked_at, {span.stage for span in outcome.spans or ()}
+    stall_s = 0.0 if Stage.RELAY in stages else exposed_stall_s(outcome) or 0.0
+    spans = []
+    for stage, where, began_at, ended_at in outcome.spans or ():
+        came_at = min(began_at + stall_s, ended_at) if stage is Stage.MAIN else began_at
+        if came_at > began_at:
+            spans.append(["stall", where, _short(began_at - asked_at), _short(came_at - asked_at)])
+        spans.append([stage.value, where, _short(came_at - asked_at), _short(ended_at - asked_at)])
+    return spans
 
 
 def _use(found: Mapping[str, Use], name: str) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from orchestrator.replay.report.metrics import Goal, Run, summarise
 from orchestrator.replay.report.record import record
 from orchestrator.replay.report.table import cells
 
+_SCRIPTS = ("texts.js", "figures.js", "request.js", "page.js")
 # Inside <script> nothing may end it early; these two ends of lines are none in JSON.
 _ESCAPES = {character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
@@ -33,7 +34,7 @@ def page(runs: Sequence[Run], goal: Goal, about: About) -> str:
         style=_part("page.css"),
         plotly=get_plotlyjs(),
         data=_json_for_script(_data(runs, goal, about)),
-        script=_part("page.js"),
+        script="".join(_part(name) for name in _SCRIPTS),
     )
 
 
@@ -56,4 +57,4 @@ def _json_for_script(value: object) -> str:
 
 
 def _part(name: str) -> str:
-    return files("orchestrator.replay.report").joinpath(name).read_text(encoding="utf-8")
+    return files("orchestrator.replay.report.parts").joinpath(name).read_text(encoding="utf-8")
