@@ -49,7 +49,7 @@ def _outcome(n: int, wait_s: float, policy: str, site: str) -> Outcome:
     asked_at, relays = float(n), policy == "relay"
     first_at = asked_at + 0.2 + n / 1000
     second_at = first_at + wait_s
-    last_at = second_at + 9 * 0.02
+    last_at = second_at + 99 * 0.02
     found = Outcome(
         name=f"r{n}",
         asked_at=asked_at,
@@ -57,7 +57,7 @@ def _outcome(n: int, wait_s: float, policy: str, site: str) -> Outcome:
         first_at=first_at,
         second_at=second_at,
         last_at=last_at,
-        tokens=11,
+        tokens=101,
         wire_bytes=0.0 if policy == "local" else 1e9,
         prefill_hit=500,
         end=finished(f"r{n}", 5 if relays else 0),
