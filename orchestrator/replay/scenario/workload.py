@@ -1,5 +1,6 @@
 """From a scenario's workload section to requests."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from orchestrator.replay.workload.generated import Generated, pdd
 from orchestrator.replay.workload.request import BadLine, TraceRequest, Workload, WorkloadError
 from orchestrator.replay.workload.scaled import Scaled
 from orchestrator.replay.workload.traces import Trace, read_trace
+from workers.api.messages import Role
 
 WARM_S = 2.0
 HITS = {"skewed": SKEWED, "narrow": NARROW}
@@ -66,11 +68,13 @@ class Hot:
 class Warmed:
     """`inner` after `count` requests that bring each of `source`'s documents into the caches.
 
-    They are the first ones, and WARM_S apart.
+    They are the first ones. WARM_S apart `times` ask for one document at once, so that each goes to
+    a worker of its own.
     """
 
     inner: Workload
     source: Generated
+    times: int
 
     @property
     def block_tokens(self) -> int:
@@ -82,15 +86,16 @@ class Warmed:
 
     @property
     def count(self) -> int:
-        return self.source.documents
+        return self.source.documents * self.times
 
     def requests(self) -> Iterator[TraceRequest]:
         tokens = round(self.source.prompt.mean)
-        for document in range(self.count):
+        for document in range(self.source.documents):
             blocks = self.source.document(document, tokens // self.block_tokens)
-            yield TraceRequest(at=document * WARM_S, prompt=tokens, output=2, blocks=blocks)
+            for _ in range(self.times):
+                yield TraceRequest(at=document * WARM_S, prompt=tokens, output=2, blocks=blocks)
         for request in self.inner.requests():
-            yield replace(request, at=request.at + self.count * WARM_S)
+            yield replace(request, at=request.at + warming_s(self))
 
 
 def warming(workload: Workload) -> int:
@@ -100,7 +105,7 @@ def warming(workload: Workload) -> int:
 
 def warming_s(workload: Workload) -> float:
     """How long that takes; only then begins what the scenario speaks of."""
-    return warming(workload) * WARM_S
+    return workload.source.documents * WARM_S if isinstance(workload, Warmed) else 0.0
 
 
 def make_workload(scenario: Scenario) -> Workload:
@@ -115,11 +120,19 @@ def make_workload(scenario: Scenario) -> Workload:
     windows = tuple(_windows(file.faults))
     if windows:
         workload = Hot(workload, windows)
-    return (
-        Warmed(workload, source)
-        if isinstance(source, Generated) and file.workload.warm
-        else workload
-    )
+    if file.workload.warm and isinstance(source, Generated):
+        return Warmed(workload, source, times=_most_workers(scenario))
+    return workload
+
+
+def _most_workers(scenario: Scenario) -> int:
+    """Of one role, in any of the policies' topologies."""
+    counts: Counter[tuple[str, Role]] = Counter()
+    for policy in scenario.file.policies:
+        for site in scenario.topology(policy).sites.values():
+            for pool in site.pools.values():
+                counts.update({(policy.name, role): pool.instances for role in pool.roles})
+    return max(counts.values())
 
 
 def expected_requests(workload: Workload) -> int | None:
