@@ -136,7 +136,8 @@ at("busy-lead").textContent = [
 
 /** A lane for each policy, so that none hides another. */
 function drawUses() {
-  const windows = data.faults.map((fault) => [fault, fault.at_s / unit, (fault.until_s ?? until) / unit]);
+  const windows = data.faults.filter((fault) => fault.at_s < until)
+    .map((fault) => [fault, fault.at_s / unit, (fault.until_s ?? until) / unit]);
   const shapes = windows.map(([, from, to]) => ({
     type: "rect", layer: "below", yref: "paper", y0: 0, y1: 1, line: { width: 0 },
     x0: from, x1: to, fillcolor: css("--fault"),
@@ -173,7 +174,7 @@ function drawUses() {
     });
     draw(usePlots[which], traces, layout({
       height: 60 + 68 * Math.max(1, lanes.length), shapes, annotations: [...faultTexts, ...names],
-      margin: { l: 46, r: 14, t: data.faults.length ? 18 : 0, b: 26 }, ...axes,
+      margin: { l: 46, r: 14, t: windows.length ? 18 : 0, b: 26 }, ...axes,
       xaxis: axis({ range: [0, until / unit], ticksuffix: ` ${unitText}`, nticks: 7, anchor: "free", position: 0 }),
     }));
     usePlots[which].setAttribute("aria-label", `Use of ${useTitle(name)} over time. ${told.join("; ")}`);

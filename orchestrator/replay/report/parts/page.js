@@ -54,7 +54,7 @@ function verdict() {
   }
   const paid = policies.filter((policy) => policy.goodput_per_cost !== null)
     .sort((a, b) => b.goodput_per_cost - a.goodput_per_cost);
-  if (paid.length > 1 && paid[0].goodput_per_cost > paid.at(-1).goodput_per_cost) {
+  if (paid.length > 1 && paid[0].goodput_per_cost > 1.01 * paid[1].goodput_per_cost) {
     said.push("For the same money ", strong(paid[0].policy), " serves the most requests within the SLO: ",
       strong(`${figure(paid[0].goodput_per_cost)} per unit of cost`), ".");
   }

@@ -19,7 +19,7 @@ if (requests.length) {
       ? `${requests.length} of the ${timelines.of} requests whose stages were written down.`
       : `The stages of ${timelines.of} requests were written down.`);
   at("stages").append(...STAGES.map((stage) =>
-    make("span", {}, make("i", { style: { background: `var(${stage === "relay" ? "--relaying" : `--${stage}`})` } }),
+    make("span", {}, make("i", { class: stage, style: { "background-color": `var(${stage === "relay" ? "--relaying" : `--${stage}`})` } }),
       STAGE_TEXT[stage] ?? stage)), make("span", { text: "● first token" }), make("span", { text: "◆ second token" }));
   fillSelect("");
 } else {
@@ -73,6 +73,9 @@ function drawTimeline() {
     ? [one.second_token_s ?? 0, ...one.spans.filter(([stage]) => stage !== "main").map((span) => span[3])]
     : []));
   const to = state.zoom === "all" ? end * 1.02 : Math.min(end * 1.02, Math.max(...early, 1e-3) * 1.35);
+  const pixels = (timelinePlot.clientWidth - 84) / to; // per second
+  const fitting = (text, span) =>
+    (Math.min(span[3], to) - span[2]) * pixels > 7 * text.length + 8 ? text : "";
   const traces = STAGES.map((stage) => {
     const some = all.filter(({ span }) => span[0] === stage);
     return {
@@ -83,7 +86,7 @@ function drawTimeline() {
         color: stageTint(stage), line: { width: 0 },
         pattern: { shape: stage === "stall" ? "/" : "", size: 7, solidity: 0.12, fgcolor: css("--faint") },
       },
-      text: some.map(({ span }) => (span[3] - span[2] > to / 12 ? `${stage} ${secs(span[3] - span[2])}` : "")),
+      text: some.map(({ span }) => fitting(`${stage} ${secs(span[3] - span[2])}`, span)),
       textposition: "inside", insidetextanchor: "start", constraintext: "none",
       textfont: { color: css(LETTERS[stage] ?? "--on-bar"), size: 11.5 }, textangle: 0,
       customdata: some.map(({ span }) => [plain(span[1]), secs(span[3] - span[2]), secs(span[2]), secs(span[3])]),
