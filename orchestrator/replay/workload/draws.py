@@ -3,7 +3,7 @@
 import random
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import exp, inf, log, sqrt
 
@@ -23,7 +23,7 @@ class Burst:
     factor: float
 
     def __post_init__(self) -> None:
-        if not (0 <= self.begin < self.end and 0 <= self.factor < inf):
+        if not (0 <= self.begin < self.end < inf and 0 <= self.factor < inf):
             raise ValueError(f"burst from {self.begin:g} to {self.end:g} s, x {self.factor:g}")
 
 
@@ -45,8 +45,8 @@ class Arrivals:
     def times(self, draw: random.Random) -> Iterator[float]:
         """Without end. A burst is a stretch of time in which more of it passes."""
         at = 0.0
-        ends = [(b.begin, 1.0) for b in self.bursts] + [(b.end, b.factor) for b in self.bursts]
-        ends.sort()
+        # When a stretch ends, and how fast requests came in it.
+        ends = [stretch for b in self.bursts for stretch in ((b.begin, 1.0), (b.end, b.factor))]
         while True:
             amount = self._gap(draw) / self.per_s
             while ends and amount > (ends[0][0] - at) * ends[0][1]:
@@ -76,6 +76,7 @@ class Lengths:
     cv: float = 0.0
     least: int = 1
     most: int = 1 << 20
+    _sigma: float = field(init=False, repr=False, compare=False)  # of the length's logarithm
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.mean <= self.most or not 0 <= self.cv < inf:
@@ -83,13 +84,58 @@ class Lengths:
                 f"lengths of {self.mean:g} tokens between {self.least} and {self.most}, "
                 f"cv {self.cv:g}"
             )
+        object.__setattr__(self, "_sigma", sqrt(log(1 + self.cv**2)))
 
     def drawn(self, draw: random.Random) -> int:
         if not self.cv:
             return round(self.mean)
-        sigma = sqrt(log(1 + self.cv**2))
+        sigma = self._sigma
         length = self.mean * exp(sigma * draw.gauss(0.0, 1.0) - sigma * sigma / 2)
         return max(self.least, min(self.most, round(length)))
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Tokens: each whole number from `least` to `most` as often as any other."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ValueError(f"lengths between {self.least} and {self.most} tokens")
+
+    @property
+    def mean(self) -> float:
+        return (self.least + self.most) / 2
+
+    def drawn(self, draw: random.Random) -> int:
+        return draw.randint(self.least, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Tokens: one of `lengths`, each as often as `weights` says against the others'."""
+
+    lengths: tuple[int, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) < 1 or len(self.weights) != len(self.lengths):
+            raise ValueError("lengths: must be at least 1, each with a weight")
+        if not all(0 <= weight < inf for weight in self.weights) or not sum(self.weights):
+            raise ValueError("weights: must be at least 0, and not all of them 0")
+
+    @property
+    def mean(self) -> float:
+        pairs = zip(self.lengths, self.weights, strict=True)
+        return sum(length * weight for length, weight in pairs) / sum(self.weights)
+
+    def drawn(self, draw: random.Random) -> int:
+        return draw.choices(self.lengths, self.weights)[0]
+
+
+AnyLengths = Lengths | Between | OneOf
 
 
 @dataclass(frozen=True, slots=True)

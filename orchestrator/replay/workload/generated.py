@@ -5,13 +5,22 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from math import inf
+from math import inf, isfinite
 
-from orchestrator.replay.workload.draws import NARROW, NONE, SKEWED, Arrivals, Burst, Hits, Lengths
+from orchestrator.replay.workload.draws import (
+    NARROW,
+    NONE,
+    SKEWED,
+    AnyLengths,
+    Arrivals,
+    Burst,
+    Hits,
+    Lengths,
+)
 from orchestrator.replay.workload.request import BadLine, TraceRequest, WorkloadError
 
 # PDD, arXiv 2609.13161: 64K-token prompts of which nine tenths are known at main, and what fits its
-# transfers' P50 and P99: 288 s at 0.88 of the line, then 15 s at 2.7 times that.
+# transfers' P50 and P99: 275 s at 0.88 of its 80 requests/s, then 15 s at 2.7 times that.
 PDD_PROMPT = 65_536
 PDD_PER_S = 70.4
 PDD_CALM_S, PDD_BURST_S, PDD_BURST = 275.0, 15.0, 2.7
@@ -31,14 +40,14 @@ class Generated:
     """
 
     arrivals: Arrivals
-    prompt: Lengths
-    output: Lengths
+    prompt: AnyLengths
+    output: AnyLengths
     count: int | None = None
     duration_s: float | None = None
     hits: Hits = NONE
     documents: int = 16
     turns: int = 1
-    turn: Lengths = _TURN
+    turn: AnyLengths = _TURN
     think_s: float = 10.0
     tokens_per_s: float = 20.0
     block_tokens: int = 16
@@ -48,9 +57,17 @@ class Generated:
     def __post_init__(self) -> None:
         if self.count is None and self.duration_s is None:
             raise WorkloadError("a generated workload needs a count or a duration")
-        for name in ("documents", "turns", "block_tokens"):
-            if getattr(self, name) < 1:
-                raise WorkloadError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        for name in ("count", "documents", "turns", "block_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise WorkloadError(f"{name}: must be at least 1, got {value}")
+        if self.duration_s is not None and not self.duration_s > 0:
+            raise WorkloadError(f"duration_s: must be > 0, got {self.duration_s:g}")
+        if not self.tokens_per_s > 0 or not (self.think_s >= 0 and isfinite(self.think_s)):
+            raise WorkloadError(
+                f"turns {self.think_s:g} s after answers at {self.tokens_per_s:g} tokens/s: "
+                "think_s must be at least 0, tokens_per_s > 0"
+            )
 
     def requests(self) -> Iterator[TraceRequest]:
         return islice(self._endless(), self.count)
@@ -87,8 +104,9 @@ class Generated:
         whole = prompt // self.block_tokens
         known = min(whole, round(self.hits.drawn(draw) * prompt / self.block_tokens))
         document = draw.randrange(self.documents)
+        seen = document * _NAMES_EACH
         own = (self.documents + number) * _NAMES_EACH
-        blocks = (*self.document(document, known), *range(own + known, own + whole))
+        blocks = (*range(seen, seen + known), *range(own + known, own + whole))
         return TraceRequest(
             at=at,
             prompt=prompt,

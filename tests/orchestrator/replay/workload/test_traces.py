@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.replay.workload.request import TraceRequest, WorkloadError
-from orchestrator.replay.workload.scaled import Scaled, describe
+from orchestrator.replay.workload.scaled import describe
 from orchestrator.replay.workload.traces import Format, read_trace
 
 MOONCAKE = '{"timestamp": 1500, "input_length": 1100, "output_length": 7, "hash_ids": [4, 5, 6]}\n'
@@ -55,6 +55,10 @@ def test_ours_and_gzip(tmp_path: Path) -> None:
     ("line", "why"),
     [
         ("nonsense", "not JSON"),
+        ("[" * 100_000, "too deep"),
+        ('{"at": 1e999, "prompt": 5, "output": 1}', "at: must be a number of at least 0, got inf"),
+        ('{"at": ' + "9" * 400 + ', "prompt": 5, "output": 1}', "int too large"),
+        ('{"at": 1, "prompt": 50, "output": 1, "blocks": [-1]}', "blocks: must be a list"),
         ("[1]", "not an object"),
         ('{"at": 1, "prompt": 5}', "'output' is missing"),
         ('{"at": -1, "prompt": 5, "output": 1}', "at: must be a number of at least 0, got -1"),
@@ -70,10 +74,86 @@ def test_ours_and_gzip(tmp_path: Path) -> None:
 def test_a_bad_line_is_kept_with_its_number(tmp_path: Path, line: str, why: str) -> None:
     trace = read_trace(written(tmp_path, OURS + "\n" + line + "\n" + OURS))
     assert len(trace.rows) == 2
-    [bad] = trace.bad
+    [bad] = trace.bad  # the empty line is none
     assert bad.number == 3
     assert why in bad.why
     assert str(bad).startswith("line 3: ")
+
+
+def test_a_line_of_mooncakes_with_more_blocks_than_tokens_is_bad(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, MOONCAKE + MOONCAKE.replace("1100", "1024")))
+    assert [str(bad) for bad in trace.bad] == [
+        "line 2: hash_ids: 3 of 512 tokens in a prompt of 1024"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("2023-11-16 18:15:47,1", "2 fields instead of 3"),
+        ("yesterday,1,1", "TIMESTAMP: must be like 2023-11-16 18:15:46.68, got 'yesterday'"),
+        ("2023-13-16 18:15:47,1,1", "month must be in 1..12"),
+        ("2023-11-16 18:15:47,0,1", "ContextTokens: must be a whole number from 1"),
+        ("2023-11-16 18:15:47,1,", "GeneratedTokens: must be a whole number from 1"),
+        ("2023-11-16 18:15:47,1,-4", "GeneratedTokens: must be a whole number from 1"),
+        (AZURE.splitlines()[0], "TIMESTAMP: must be like"),
+        ("a" * 200_000 + ",1,1", "field larger than field limit"),
+    ],
+)
+def test_a_bad_line_of_azures(tmp_path: Path, line: str, why: str) -> None:
+    trace = read_trace(written(tmp_path, AZURE + line + "\n" + AZURE.splitlines()[1]))
+    assert len(trace.rows) == 2
+    [bad] = trace.bad
+    assert bad.number == 3
+    assert why in bad.why
+
+
+def test_azures_stamps_with_a_zone_and_windows_line_ends(tmp_path: Path) -> None:
+    header = AZURE.splitlines()[0]
+    lines = [header, "2024-05-10 00:00:00.25+00:00,5,6", "2024-05-10 02:00:00.5+02:00,7,8"]
+    trace = read_trace(written(tmp_path, "\ufeff" + "\r\n".join(lines)))
+    assert trace.bad == ()
+    assert [(r.at, r.prompt, r.output) for r in trace.requests()] == [(0.0, 5, 6), (0.25, 7, 8)]
+
+
+def test_azure_without_a_header_is_read_when_named(tmp_path: Path) -> None:
+    path = written(tmp_path, AZURE.splitlines()[1])
+    assert len(read_trace(path, Format.AZURE).rows) == 1
+    with pytest.raises(WorkloadError, match="name its format"):
+        read_trace(path)
+    # Columns in another order are not taken for one another.
+    path.write_text("TIMESTAMP,GeneratedTokens,ContextTokens\n" + AZURE.splitlines()[1])
+    with pytest.raises(WorkloadError, match="not a trace that is known"):
+        read_trace(path)
+
+
+def test_a_bad_first_line_does_not_hide_the_format(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, "# notes\n\n" + MOONCAKE))
+    assert trace.format is Format.MOONCAKE
+    assert [bad.number for bad in trace.bad] == [1]
+
+
+def test_bytes_that_are_no_text_spoil_their_line_only(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(OURS.encode() + b'{"at": 3, "session": "\xff"}\n' + OURS.encode())
+    trace = read_trace(path)
+    assert len(trace.rows) == 2
+    assert [str(bad) for bad in trace.bad] == ["line 2: not UTF-8: invalid start byte"]
+
+
+def test_a_name_behind_different_ones_is_not_the_same_content(tmp_path: Path) -> None:
+    def line(*blocks: int) -> str:
+        return json.dumps({"at": 1, "prompt": 99, "output": 1, "blocks": blocks}) + "\n"
+
+    text = line(1, 2, 3) + line(4, 2, 3) + line(1, 2, 2) + line(4, 2, 5) + line(1, 2, 3)
+    rows = read_trace(written(tmp_path, text)).rows
+    first, other, twice, longer, again = (row.blocks for row in rows)
+    assert first == again == (1, 2, 3)
+    assert other[0] == 4
+    assert min(other[0], -other[1], -other[2]) > 0
+    assert twice[:2] == (1, 2)
+    assert longer == (*other[:2], 5)
+    assert len({*first, *other, *twice, *longer}) == 8
 
 
 def test_lines_out_of_order_are_sorted_and_said(tmp_path: Path) -> None:
@@ -89,7 +169,11 @@ def test_lines_out_of_order_are_sorted_and_said(tmp_path: Path) -> None:
     [
         ("", ":1: not a trace that is known here"),
         ("hello\n", ":1: not a trace that is known here"),
-        (AZURE.splitlines()[0], ":1: no line of it is a request of format azure, it is empty"),
+        (
+            AZURE.splitlines()[0],
+            ":1: no line of it is a request of format azure, it has none; other "
+            "formats are mooncake, pdd",
+        ),
         ('{"at": 1, "prompt": 0}', ":1: no line of it is a request of format pdd: prompt: must"),
     ],
 )
@@ -105,45 +189,51 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(OURS.encode() * 100)[:-20])
     with pytest.raises(WorkloadError, match="cannot be read"):
         read_trace(path)
-    path.write_bytes(b"\xff\xfe\x00")
+    whole = bytearray(gzip.compress(OURS.encode() * 100))
+    whole[20:30] = b"\xff" * 10
+    path.write_bytes(whole)
     with pytest.raises(WorkloadError, match="cannot be read"):
         read_trace(path)
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n")),
-            st.recursive(
-                st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-                lambda inner: (
-                    st.dictionaries(
-                        st.sampled_from(["at", "prompt", "output", "blocks", "session"]), inner
-                    )
-                    | st.lists(inner)
-                ),
-                max_leaves=6,
-            ).map(json.dumps),
-        )
+KEYS = [
+    *("at", "prompt", "output", "blocks", "session"),
+    *("timestamp", "input_length", "output_length", "hash_ids"),
+]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.dictionaries(st.sampled_from(KEYS), inner) | st.lists(inner),
+    max_leaves=6,
+)
+STAMPS = st.datetimes().map(str) | st.text("0123456789-:. ", max_size=30)
+LINES = st.lists(
+    st.one_of(
+        st.binary().map(lambda line: line.replace(b"\n", b"")),
+        VALUES.map(lambda value: json.dumps(value).encode()),
+        st.tuples(STAMPS, st.integers(), st.integers()).map(
+            lambda fields: ",".join(map(str, fields)).encode()
+        ),
     )
 )
-def test_every_line_is_a_request_or_bad(tmp_path_factory: pytest.TempPathFactory, lines: list[str]):
-    folder = tmp_path_factory.mktemp("any")
-    text = OURS + "".join(line.replace("\x85", "") + "\n" for line in lines)
-    trace = read_trace(written(folder, text))
-    late = sum("earlier" in bad.why for bad in trace.bad)
-    spoken = sum(bool(line.strip()) for line in text.split("\n"))
-    assert len(trace.rows) + len(trace.bad) - late == spoken
 
 
-def test_scaled(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, MOONCAKE + MOONCAKE.replace("1500", "1750") * 3))
-    scaled = Scaled(inner=trace, factor=0.5, limit=2)
-    assert [request.at for request in scaled.requests()] == [0.0, 0.5]
-    with pytest.raises(WorkloadError, match="0 times"):
-        Scaled(inner=trace, factor=0)
-    with pytest.raises(WorkloadError, match="not 0"):
-        Scaled(inner=trace, limit=0)
+@given(st.sampled_from([(MOONCAKE, 1), (AZURE, 2), (OURS, 1)]), LINES)
+def test_every_line_is_a_request_or_bad(
+    tmp_path_factory: pytest.TempPathFactory, begin: tuple[str, int], lines: list[bytes]
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "trace"
+    good, first = begin
+    path.write_bytes(good.encode() + b"\n".join(lines))
+    trace = read_trace(path)
+    late = {bad.number for bad in trace.bad if "earlier" in bad.why}
+    spoken = {first + n for n, line in enumerate(lines, 1) if line.strip()}
+    bad = {bad.number for bad in trace.bad} - late
+    assert bad <= spoken
+    assert len(trace.rows) == 1 + len(spoken) - len(bad)
+    times = [row.at for row in trace.rows]
+    assert times == sorted(times)
+    assert times[0] == 0.0
+    assert min(min(row.prompt, row.output) for row in trace.rows) >= 1
 
 
 SHARED = Path(__file__).parents[5] / "shared" / "traces"
