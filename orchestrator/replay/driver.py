@@ -4,17 +4,19 @@ Only the machine decides. What is modelled here is what lies between it and its 
 lines, and how finely legs speak. Around a handover every token matters: from the step before the
 last byte of main's KV leaves (the far site hears of both at once) the relay says each token as it
 comes; main does so while there is a relay and a few tokens longer, where the summary looks for the
-handoff's gap; and either does while the machine paces, which releases what comes one by one. All
-else comes in long runs.
+handoff's gap, and until the lead is spent; the relay also while the machine gathers its lead by
+releasing what comes one by one. All else comes in long runs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from orchestrator.lifecycle.handover import pace_s
+from orchestrator.lifecycle.context import Context
+from orchestrator.lifecycle.handover import pace_s, wanted_lead_s
 from orchestrator.lifecycle.machine import Machine
-from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg
+from orchestrator.lifecycle.release import SPARE_TOKENS
+from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg, Request
 from orchestrator.replay.faults import LineFault
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.lines.line import Line, Transfer
@@ -37,7 +39,9 @@ from workers.api.messages import (
     UpMessage,
 )
 
-LOAD_S = 1.0  # a worker tells its load so often
+LOAD_S = 1.0  # a worker tells its load so often,
+CHANGED = 0.05  # if its step takes longer or shorter by such a part than it last said
+ONLY_PREFILL = frozenset({Role.PREFILL})  # decodes nothing, so its speed is what it first said
 ROUND_S = 60.0
 
 
@@ -50,9 +54,9 @@ class Replay:
 
     def __init__(self, setup: ReplaySetup, ended: Callable[[Outcome], None] | None = None) -> None:
         core = setup.core
-        # Nothing is lost here, so nobody needs to be asked why it is silent.
-        patient = max(core.deadlines.resync, 4 * setup.report_s)
-        core = replace(core, deadlines=replace(core.deadlines, resync=patient))
+        # No message is lost here, and who dies is told at once: silence means nothing.
+        patient = replace(core.deadlines, resync=inf, silence=inf)
+        core = replace(core, deadlines=patient)
         self.schedule = Schedule()
         self.machine = Machine(core, IdWatch, PromptNames(setup.block_tokens))
         self.outcomes: dict[str, Outcome] = {}
@@ -67,6 +71,8 @@ class Replay:
         self._tick_at = inf
         self._relayed: set[str] = set()  # open requests that had a relay and may still hand over
         self._moving: dict[str, list[Transfer]] = {}
+        self._handing: set[str] = set()  # of those, whose KV is nearly at main
+        self._looks: dict[LegKey, float] = {}  # when to look at a relay whose main's KV is coming
         self._delays = {(w.site, w.site): SAME_SITE_RTT_S / 2 for w in setup.workers}
         for line in setup.lines:
             a, b = line.between
@@ -197,7 +203,9 @@ class Replay:
                 kv_bytes_per_token=spec.kv_bytes_per_token,
             )
         )
-        self._tell(Heard(worker=spec.name, message=worker.load()))
+        load = worker.load()
+        self._steps_told[spec.name] = worker.step_s()
+        self._tell(Heard(worker=spec.name, message=load))
 
     def _new_worker(self, spec: ModelSpec) -> ModelWorker:
         setup = self._setup
@@ -246,7 +254,7 @@ class Replay:
         """A worker dies; its gateway hears of it when their connection breaks."""
         worker = self.workers[name]
         if not worker.dead:
-            worker.die()
+            worker.die()  # what it said before arrives before the news
             self.schedule.after(
                 self._worker_delay[name],
                 self._tell,
@@ -308,6 +316,7 @@ class Replay:
                     self._ended(outcome)
                 self._open -= 1
                 self._relayed.discard(action.request)
+                self._handing.discard(action.request)
         for worker, messages in lines.items():
             self.schedule.at(now + self._worker_delay[worker], self.workers[worker].take, messages)
 
@@ -334,13 +343,13 @@ class Replay:
 
     def _beat(self) -> None:
         """Every worker whose speed has changed tells its load; nothing else of it is looked at."""
-        if not self._open:
+        if not (self._open or self._asking):
             return
         for name, worker in self.workers.items():
-            if worker.dead:
+            if worker.dead or worker.spec.roles == ONLY_PREFILL:
                 continue
-            step_s = worker.step_s()
-            if self._steps_told.get(name) != step_s:
+            step_s, told_s = worker.step_s(), self._steps_told[name]
+            if abs(step_s - told_s) > CHANGED * told_s:
                 self._steps_told[name] = step_s
                 self._say(worker, [worker.load()])
         self.schedule.after(LOAD_S, self._beat)
@@ -396,6 +405,7 @@ class Replay:
         moving.remove(transfer)
         if not moving:
             del self._moving[transfer.target[0]]
+        self._looks.pop(transfer.target, None)
 
     # ------------------------------------------------------------ timelines
 
@@ -439,10 +449,25 @@ class Replay:
     # ------------------------------------------------------------ how finely legs speak
 
     def _leaving(self, transfer: Transfer, at: float) -> None:
-        """The last byte of a transfer leaves at `at`."""
+        """The last byte of a transfer leaves at `at`, as it looks now."""
         relay = self._relay_before(transfer)
-        if relay is not None:
-            self.workers[relay.worker].race((transfer.target[0], relay.epoch), at)
+        if relay is None:
+            return
+        worker, key = self.workers[relay.worker], (transfer.target[0], relay.epoch)
+        look_at = worker.race_before(key, at)
+        if look_at is None:
+            self._handing.add(key[0])
+        elif look_at < self._looks.get(transfer.target, inf):
+            self._looks[transfer.target] = look_at
+            self.schedule.at(look_at, self._look, transfer)
+
+    def _look(self, transfer: Transfer) -> None:
+        """Nearly there, unless others have come before it."""
+        if self._looks.get(transfer.target) == self.schedule.now and not transfer.dropped:
+            del self._looks[transfer.target]
+            at = transfer.line.leaves_at(transfer)
+            if at is not None:
+                self._leaving(transfer, at)
 
     def _relay_before(self, transfer: Transfer) -> Leg | None:
         """The relay that decodes while this transfer brings main's KV."""
@@ -459,8 +484,12 @@ class Replay:
         req = self.machine.requests[name]
         relay, main = req.relay, req.main
         if relay is not None:
-            if run.epoch == relay.epoch and pace_s(self.machine.ctx, req) is not None:
-                self.workers[relay.worker].race((name, relay.epoch))
+            if run.epoch == relay.epoch and name not in self._handing:
+                worker, key = self.workers[relay.worker], (name, relay.epoch)
+                if lead_grows(self.machine.ctx, req):
+                    worker.race(key)
+                else:
+                    worker.calm(key)
             return
         index = req.account.handoff_index
         if main is None or (index is not None and req.released <= index + NEAR_HANDOFF):
@@ -468,3 +497,13 @@ class Replay:
         if pace_s(self.machine.ctx, req) is None:
             self.workers[main.worker].calm((name, main.epoch))
             self._relayed.discard(name)
+            self._handing.discard(name)
+
+
+def lead_grows(ctx: Context, req: Request) -> bool:
+    """Whether tokens are held back to gather a lead, and it is not all there yet."""
+    pace = pace_s(ctx, req)
+    if pace is None:
+        return False
+    lead = len(req.law.ids) - req.released
+    return lead < wanted_lead_s(ctx, req) / pace + SPARE_TOKENS

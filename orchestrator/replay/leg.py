@@ -38,6 +38,7 @@ class ModelLeg:
     paused: bool = False  # the pause has taken effect
     fresh: bool = True  # it has sampled nothing yet
     racing: bool = False  # it says every token as it comes
+    reports: bool = False  # it waits for its turn to speak after a silence
     blocks: tuple[int, ...] = ()  # that it holds of the worker's prefix cache
     hit: int = 0  # prompt tokens that were in it at the start
     last_chunk: int = 0  # prompt tokens that were computed last, in one step

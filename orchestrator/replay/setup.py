@@ -73,10 +73,10 @@ class ReplaySetup:
 
     `block_tokens`: what a name of a prompt's block stands for; None: workers keep no prefixes.
     Every `timelines`-th request has its stages written down, and how busy lines and pools are is
-    sampled every `use_every_s`; 0: neither. `site_bytes_per_s`: KV inside a site. `report_s`: a leg
-    that decodes and has nothing urgent to say speaks at least every so often (twice that at most).
-    `every_step`: it speaks after every step, and steps are taken one by one; the measure of what
-    the fast way leaves out.
+    sampled every `use_every_s`; 0: neither. `site_bytes_per_s`: KV inside a site. `report_s`: a
+    relay that has nothing urgent to say speaks at least every so often (twice that at most).
+    `every_step`: everyone speaks after every step, and steps are taken one by one; the measure of
+    what the fast way leaves out.
     """
 
     core: CoreConfig

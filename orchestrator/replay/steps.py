@@ -77,7 +77,10 @@ class Steps:
         self._plan_end()
 
     def stop(self) -> None:
-        """What runs is never over."""
+        """What runs is never over; the steps of it that were are."""
+        if self.running and self._steps > 1:
+            passed_s = self._schedule.now - self._began_at
+            self.batch.advance(self.batch.steps_until(passed_s, self.chunk) - 1)
         self.running = True
         self._plan += 1
 

@@ -5,8 +5,9 @@ a prefill samples once and holds its KV, a leg decodes on ahead of what it is fe
 while a step runs waits for the step's end. Not modelled: leases, the end of a hold.
 
 When a leg speaks: it says its first token as it comes, and what it has whenever it stops, is asked,
-or was silent for `report_s`. In between its tokens are known to nobody, as nobody acts on them. The
-exception is a handover: see `Replay`.
+or its worker dies; a relay also when it was silent for `report_s`, as main may be lost meanwhile.
+In between its tokens are known to nobody, as nobody acts on them. The exception is a handover: see
+`Replay`.
 """
 
 from collections import deque
@@ -88,12 +89,20 @@ class ModelWorker:
         self._inbox: list[tuple[Row, ModelLeg, Any]] = []  # what waits for the step's end
 
     def die(self) -> None:
-        """Nothing is heard of it any more, and all it had is gone."""
+        """Nothing is heard of it any more, and all it had is gone.
+
+        What its last step gave was on its way; only here it was not said yet.
+        """
+        self._steps.stop()
+        for leg in self.legs.values():
+            if leg.landed:
+                self._speak(leg)
+        if self._up:
+            self._say_up(self, self._up)
         for key in self.legs:
             self._closed(key)
         self.legs.clear()
         self.dead = True
-        self._steps.stop()
 
     # ------------------------------------------------------------ what is asked of it
 
@@ -127,21 +136,26 @@ class ModelWorker:
             del self._landed_early[oldest]
         self._landed_early[key] = now
 
-    def race(self, key: LegKey, at: float | None = None) -> None:
-        """A handover begins: from the last step that ends before `at` on a leg says every token.
+    def race_before(self, key: LegKey, at: float) -> float | None:
+        """A handover begins at `at`: see `race`. When to ask again; None: it races, or is gone.
 
-        From its first on if there will be only a few: the wait for the first of a run would be
-        taken for the handoff's gap.
+        It begins a step before; or with its first token, if there will be only a few: the wait for
+        the first of a run would be taken for the handoff's gap.
         """
         leg = self.legs.get(key)
         if leg is None or leg.racing:
+            return None
+        step_s, now = self.step_s(), self._schedule.now
+        if at - step_s > now and self._own(leg) + (at - now) / step_s > FEW_TOKENS:
+            return at - step_s
+        self.race(key)
+        return None
+
+    def race(self, key: LegKey) -> None:
+        """From now on a leg says every token as it comes."""
+        leg = self.legs.get(key)
+        if leg is None or leg.racing:
             return
-        if at is not None:
-            step_s, now = self.step_s(), self._schedule.now
-            early = at - step_s
-            if early > now and self._own(leg) + (at - now) / step_s > FEW_TOKENS:
-                self._schedule.at(early, self.race, key)
-                return
         leg.racing = True
         if leg.leaves_at is not None:
             self._aloud[key] = leg
@@ -384,7 +398,9 @@ class ModelWorker:
         self._batch.join(leg, leg.goal)
         if leg.fresh or leg.racing or self._every_step:
             self._aloud[leg.key] = leg
-        self._reports.append((self._schedule.now + self._report_s, leg))
+        if leg.start.role is Role.RELAY and not leg.reports:
+            leg.reports = True
+            self._reports.append((self._schedule.now + self._report_s, leg))
 
     def _leave(self, leg: ModelLeg) -> None:
         self._batch.leave(leg)
@@ -419,7 +435,7 @@ class ModelWorker:
         if not self._steps.running:
             reports = self._reports
             while reports and reports[0][1].leaves_at is None:
-                reports.popleft()
+                reports.popleft()[1].reports = False
             due = reports[0][0] if reports else None
             self._steps.begin(due, single=self._every_step or bool(self._aloud))
         if self._up:
@@ -455,7 +471,8 @@ class ModelWorker:
         reports = self._reports
         while reports and reports[0][0] <= now + SLACK:
             leg = reports.popleft()[1]
-            if leg.leaves_at is not None:
+            leg.reports = leg.leaves_at is not None
+            if leg.reports:
                 self._speak(leg)
                 reports.append((now + self._report_s, leg))
 

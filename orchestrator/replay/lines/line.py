@@ -88,6 +88,20 @@ class Line:
         """On the wire, still to go as of the last change."""
         return self._share.backlog
 
+    def leaves_at(self, transfer: Transfer) -> float | None:
+        """When the last byte of a transfer leaves, as it looks now; None: others are before it.
+
+        `leaving` is told when it is the next.
+        """
+        now = self._schedule.now
+        self._settle(now)
+        flow = transfer.flow
+        if flow is None or transfer.left_at is not None:
+            return transfer.left_at
+        due = self._share.next()
+        flow.told_at = inf if due is None or due[1] is not flow else due[0]
+        return None if flow.told_at == inf else flow.told_at
+
     def use(self) -> Use:
         """How busy it has been up to now: of what its model carries, faults or none."""
         now = self._schedule.now

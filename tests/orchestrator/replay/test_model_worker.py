@@ -98,7 +98,7 @@ def test_a_feed_that_overtakes_it_in_mid_run() -> None:
 
 def test_every_run_tells_the_same_story() -> None:
     bench = Bench(report_s=0.5)
-    bench.decode(0.0, start(limit=300, reserve=400))
+    bench.decode(0.0, start(Role.RELAY, limit=300, reserve=400))
     bench.at(1.0, Resync(request="r", epoch=1, start=10))
     bench.at(2.0, Pause(request="r", epoch=1, seq=1))
     bench.run()
@@ -111,15 +111,31 @@ def test_every_run_tells_the_same_story() -> None:
     assert any(index == 10 for _, index, _ in bench.runs())
 
 
-def test_a_leg_is_never_silent_for_long() -> None:
+def test_a_relay_is_never_silent_for_long() -> None:
     bench = Bench(report_s=0.5)
     for n in range(8):
-        bench.decode(0.1 * n, start(request=f"r{n}", limit=200 + 40 * n, reserve=900))
+        leg = start(Role.RELAY, request=f"r{n}", limit=200 + 40 * n, reserve=900)
+        bench.decode(0.1 * n, leg)
     bench.run()
     for n in range(8):
         times = [at for at, _, _ in bench.runs(f"r{n}")]
         assert max(b - a for a, b in pairwise(times)) < 1.0
         assert len(times) < 30
+
+
+def test_main_says_its_first_token_and_then_all_of_them() -> None:
+    bench = Bench(report_s=0.5)
+    bench.decode(0.0, start(limit=300, reserve=400))
+    bench.run()
+    assert [run[1:] for run in bench.runs()] == [(1, 2), (2, 300)]
+
+
+def test_what_was_decoded_before_a_death_is_known() -> None:
+    bench = Bench(spec=spec(costs=FLAT))
+    bench.decode(0.0, start(limit=300, reserve=400))
+    bench.schedule.at(1.01, bench.worker.die)
+    bench.run()
+    assert bench.runs() == [(pytest.approx(0.02), 1, 2), (pytest.approx(1.01), 2, 51)]
 
 
 def test_it_stops_at_its_end_of_text() -> None:
