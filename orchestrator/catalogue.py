@@ -48,8 +48,10 @@ class Chip(_Strict):
     """One accelerator, dense rates; None: not published or not applicable.
 
     `mfu`, `mbu`: the parts of peak arithmetic and memory bandwidth that engines reach in prefill
-    and in decode. `overhead_s`: of each step. `link_gb_s`: both directions together; `link_mbu` is
-    the part of it that all-reduces reach and `link_latency_s` what each of them takes at least.
+    and in decode; `serial`: the part of the shorter of the two that the longer does not hide.
+    `overhead_s`: of each step, and `layer_s` of each layer in it. `link_gb_s`: both directions
+    together; `link_mbu` is the part of it that all-reduces reach and `link_latency_s` what each of
+    them takes at least.
     """
 
     name: str
@@ -61,13 +63,17 @@ class Chip(_Strict):
     link_gb_s: Figure | None = None
     mfu: Figure = _usual(0.40, "usual of prefill: 0.38 to 0.45")
     mbu: Figure = _usual(0.70, "usual of decode: 0.6 to 0.8")
+    serial: Figure = _usual(0.25, "decode's slopes in DistServe's fits of an A100")
     overhead_s: Figure = _usual(0.004, "usual of an engine's step")
+    layer_s: Figure | None = None
     link_mbu: Figure = _usual(0.70, "usual of large all-reduces")
     link_latency_s: Figure = _usual(10e-6, "usual of small all-reduces")
 
 
 class Architecture(_Strict):
-    """A model's shape. `shared_params`: all that are not in routed experts.
+    """A model's shape. `shared_params`: all that are not in routed experts. `looked_up_params`: of
+    the input embedding, of which a token reads one row and multiplies nothing; 0 if it is the
+    output's as well.
 
     `heads` x `head_size` is the width of a layer's attention; MLA's heads count as the mean of
     what they compare and what they carry.
@@ -81,6 +87,7 @@ class Architecture(_Strict):
     experts: int = Field(default=0, ge=0)
     experts_per_token: int = Field(default=0, ge=0)
     shared_params: float = Field(default=0, ge=0)
+    looked_up_params: float = Field(default=0, ge=0)
     grade: Grade
     source: str
 
@@ -173,6 +180,8 @@ def roofline(chip: Chip, model: ModelFacts, parallel: int = 1) -> RooflineCosts:
     assert chip.memory_tb_s is not None
     assert shape is not None
     overhead_s, token_s = chip.overhead_s.value, 0.0
+    if chip.layer_s is not None:
+        overhead_s += shape.layers * chip.layer_s.value
     if parallel > 1:
         assert chip.link_gb_s is not None
         each_way = chip.link_gb_s.value * 1e9 / 2 * chip.link_mbu.value
@@ -180,16 +189,19 @@ def roofline(chip: Chip, model: ModelFacts, parallel: int = 1) -> RooflineCosts:
         overhead_s += 2 * shape.layers * chip.link_latency_s.value
         token_s = 2 * shape.layers * sent / each_way
     per_param = model.weight_bytes / model.params.value
+    looked_up = shape.looked_up_params
     return RooflineCosts(
         flops=chip.bf16_tflops.value * 1e12 * chip.mfu.value * parallel,
         memory_bytes_per_s=chip.memory_tb_s.value * 1e12 * chip.mbu.value * parallel,
-        active_params=model.active_params.value,
+        active_params=model.active_params.value - looked_up,
         attention_width=shape.layers * shape.heads * shape.head_size,
         kv_bytes_per_token=model.kv_bytes_per_token.value,
-        weight_bytes=model.weight_bytes,
-        shared_bytes=shape.shared_params * per_param if shape.experts else 0.0,
+        weight_bytes=model.weight_bytes - looked_up * per_param,
+        shared_bytes=(shape.shared_params - looked_up) * per_param if shape.experts else 0.0,
         experts=shape.experts,
         experts_per_token=shape.experts_per_token,
         overhead_s=overhead_s,
         token_s=token_s,
+        sequence_s=token_s,
+        serial=chip.serial.value,
     )

@@ -36,8 +36,11 @@ class Costs(Protocol):
         `context`: tokens of context of all decoding sequences together. An empty step takes 0.
         """
 
-    def decode_line(self, batch: int) -> DecodeLine:
-        """What a step that decodes `batch` sequences takes; of 0: what one that does not adds."""
+    def decode_line(self, batch: int, prefilled: int = 0) -> DecodeLine:
+        """What a step takes that decodes `batch` sequences, beside the chunks it prefills.
+
+        `prefilled`: tokens of those chunks.
+        """
 
     def chunk_s(self, tokens: int, context: int) -> float:
         """What prefilling `tokens` behind `context` adds to a step; linear in `context`."""
@@ -67,7 +70,7 @@ class MeasuredCosts:
     def step_s(self, chunks: Sequence[Chunk], batch: int, context: int) -> float:
         return _step_s(self, chunks, batch, context)
 
-    def decode_line(self, batch: int) -> DecodeLine:
+    def decode_line(self, batch: int, prefilled: int = 0) -> DecodeLine:
         if not batch:
             return DecodeLine(0.0, 0.0)
         return DecodeLine(self.decode_step_s + self.sequence_s * batch, self.context_s)
@@ -82,14 +85,16 @@ class RooflineCosts:
 
     With F, BW what all the worker's chips really do together (peak x MFU, x MBU):
 
-        prefill of n behind c:  (2 P n + 2 L d n (2 c + n)) / F + t n
-        decode of b:            a + max((W + S kv) / BW, 2 P b / F) + (e + t) b
+        prefill of n behind c:  2 P n / F + 2 L d n (2 c + n) / F + t n
+        decode of b:            a + max((W + S kv) / BW, 2 P b / F) + e b
 
     P: `active_params`, L d: `attention_width` (layers x heads x head size), S: contexts, kv:
-    `kv_bytes_per_token`, a: `overhead_s` of every step, e: `sequence_s`, t: `token_s`, what chips
-    that work together tell each other of a token, W: bytes of weights that b tokens touch. Of
-    `experts` alike, `experts_per_token` drawn at random for each token, b tokens touch
-    E (1 - (1 - k / E)^b): W lies between `shared_bytes` and `weight_bytes`. Formulas as in LLM
+    `kv_bytes_per_token`, a: `overhead_s` of every step, t and e: `token_s` and `sequence_s`, what
+    each token adds beside, W: bytes of weights that b tokens touch. Of `experts` alike,
+    `experts_per_token` drawn at random for each token, b tokens touch E (1 - (1 - k / E)^b): W lies
+    between `shared_bytes` and `weight_bytes`; `alike` workers that each decode as many share them.
+    `serial`: the part of the shorter of the two that the longer does not hide. A step that does
+    both has one reading of W for all its tokens, and reads contexts after it. Formulas as in LLM
     inference's roofline analyses (Yuan and others, arXiv 2402.16363).
     """
 
@@ -105,6 +110,8 @@ class RooflineCosts:
     overhead_s: float = 0.0
     sequence_s: float = 0.0
     token_s: float = 0.0
+    serial: float = 0.0
+    alike: int = 1
 
     def __post_init__(self) -> None:
         for name in ("flops", "memory_bytes_per_s", "active_params", "weight_bytes"):
@@ -120,33 +127,38 @@ class RooflineCosts:
     def step_s(self, chunks: Sequence[Chunk], batch: int, context: int) -> float:
         return _step_s(self, chunks, batch, context)
 
-    def decode_line(self, batch: int) -> DecodeLine:
-        """A step that only prefills touches all weights, but its arithmetic takes longer."""
-        if not batch:
-            return DecodeLine(self.overhead_s, 0.0)
-        each_s = self.overhead_s + (self.sequence_s + self.token_s) * batch
-        return DecodeLine(
-            fixed_s=each_s + self.touched_bytes(batch) / self.memory_bytes_per_s,
-            per_context_s=self.kv_bytes_per_token / self.memory_bytes_per_s,
-            least_s=each_s + 2 * self.active_params * batch / self.flops,
-        )
+    def decode_line(self, batch: int, prefilled: int = 0) -> DecodeLine:
+        each_s = self.overhead_s + self.sequence_s * batch
+        reading_s = self.touched_bytes(batch + prefilled) / self.memory_bytes_per_s
+        context_s = self.kv_bytes_per_token / self.memory_bytes_per_s
+        token_s = 2 * self.active_params / self.flops
+        if not prefilled:
+            return DecodeLine(
+                fixed_s=each_s + reading_s + self.serial * token_s * batch,
+                per_context_s=context_s,
+                least_s=each_s + token_s * batch + self.serial * reading_s,
+            )
+        computing_s = token_s * (batch + prefilled)
+        longer_s, shorter_s = max(reading_s, computing_s), min(reading_s, computing_s)
+        chunk_s = token_s * prefilled  # which `chunk_s` counts
+        return DecodeLine(each_s + longer_s + self.serial * shorter_s - chunk_s, context_s)
 
     def chunk_s(self, tokens: int, context: int) -> float:
         attended = tokens * (2 * context + tokens)
         flop = 2 * self.active_params * tokens + 2 * self.attention_width * attended
         return flop / self.flops + self.token_s * tokens
 
-    def touched_bytes(self, batch: int) -> float:
-        """Bytes of weights that one step of `batch` tokens reads."""
+    def touched_bytes(self, tokens: int) -> float:
+        """Bytes of weights that one step of so many tokens reads."""
         if not self.experts:
             return self.weight_bytes
-        part = 1 - (1 - self.experts_per_token / self.experts) ** batch
+        part = 1 - (1 - self.experts_per_token / self.experts) ** (tokens * self.alike)
         return self.shared_bytes + part * (self.weight_bytes - self.shared_bytes)
 
 
 def _step_s(costs: Costs, chunks: Sequence[Chunk], batch: int, context: int) -> float:
     if not batch and not chunks:
         return 0.0
-    fixed_s, per_context_s, least_s = costs.decode_line(batch)
-    seconds = max(fixed_s + per_context_s * context, least_s)
+    line = costs.decode_line(batch, sum(chunk.tokens for chunk in chunks))
+    seconds = max(line.fixed_s + line.per_context_s * context, line.least_s)
     return seconds + sum(costs.chunk_s(*chunk) for chunk in chunks)

@@ -23,10 +23,14 @@ _FOR_EVER = 1 << 60  # steps
 
 
 class ChunkCost(NamedTuple):
-    """Seconds that prefill adds to the next step, and how many more to each one after it."""
+    """Seconds that prefill adds to the next step, and how many more to each one after it.
+
+    `tokens`: that are prefilled in each of them.
+    """
 
     first_s: float
     growth_s: float = 0.0
+    tokens: int = 0
 
 
 NO_CHUNK = ChunkCost(0.0)
@@ -103,9 +107,9 @@ class Batch:
 
     def elapsed_s(self, steps: int, chunk: ChunkCost = NO_CHUNK) -> float:
         """Seconds of the next `steps` steps."""
-        fixed_s, per_context_s, least_s = self._line()
+        line = fixed_s, per_context_s, least_s = self._line(chunk.tokens)
         seconds = steps * chunk.first_s + chunk.growth_s * steps * (steps - 1) / 2
-        flat = min(steps, self._flat_steps())
+        flat = min(steps, self._flat_steps(line))
         rest = steps - flat
         if rest:
             growth_s = per_context_s * self.size
@@ -117,9 +121,9 @@ class Batch:
         """Whole steps, at least one, after which `seconds` have passed."""
         if seconds <= 0:
             return 1
-        fixed_s, per_context_s, least_s = self._line()
+        line = fixed_s, per_context_s, least_s = self._line(chunk.tokens)
         done, passed_s = 0, 0.0
-        if flat := self._flat_steps():
+        if flat := self._flat_steps(line):
             flat_s = flat * (least_s + chunk.first_s) + chunk.growth_s * flat * (flat - 1) / 2
             if seconds <= flat_s:
                 return _steps(seconds, least_s + chunk.first_s, chunk.growth_s)
@@ -129,15 +133,17 @@ class Batch:
         growth_s = per_context_s * self.size + chunk.growth_s
         return done + _steps(seconds - passed_s, first_s, growth_s)
 
-    def _line(self) -> DecodeLine:
+    def _line(self, prefilled: int = 0) -> DecodeLine:
+        if prefilled:
+            return self._costs.decode_line(self.size, prefilled)
         line = self._lines.get(self.size)
         if line is None:
             line = self._lines[self.size] = self._costs.decode_line(self.size)
         return line
 
-    def _flat_steps(self) -> int:
+    def _flat_steps(self, line: tuple[float, float, float]) -> int:
         """How many of the next steps take what the line takes at least."""
-        fixed_s, per_context_s, least_s = self._line()
+        fixed_s, per_context_s, least_s = line
         missing_s = least_s - fixed_s - per_context_s * self.context
         if missing_s <= 0:
             return 0

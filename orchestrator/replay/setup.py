@@ -13,7 +13,10 @@ NO_CODEC = CodecModel()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """One modelled worker, named site/pool/number. `chunk_tokens`: prompt tokens per step."""
+    """One modelled worker, named site/pool/number. `chunk_tokens`: prompt tokens per step.
+
+    `shared_budget`: each sequence that decodes leaves a step one token less for prompts.
+    """
 
     name: str
     site: str
@@ -24,6 +27,7 @@ class ModelSpec:
     kv_bytes_per_token: int
     max_context: int = 131_072
     chunk_tokens: int = 2048
+    shared_budget: bool = False
 
     @property
     def pool(self) -> str:

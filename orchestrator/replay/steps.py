@@ -96,6 +96,8 @@ class Steps:
         """What the chunks of the next step take, and for how many steps they stay as many."""
         spec = self._spec
         room = spec.chunk_tokens
+        if spec.shared_budget:
+            room = max(room - self.batch.size, 1)
         seconds = 0.0
         for leg in self.queue:
             if leg.began_at is None:
@@ -107,11 +109,11 @@ class Steps:
             if not room:
                 break
         if len(self._chunks) > 1 or room:
-            return ChunkCost(seconds), 1
+            return ChunkCost(seconds, tokens=sum(tokens for _, tokens in self._chunks)), 1
         leg, tokens = self._chunks[0]
         done = leg.prompt + leg.own - leg.todo
         growth_s = spec.costs.chunk_s(tokens, done + tokens) - seconds
-        return ChunkCost(seconds, growth_s), max(1, (leg.todo - 1) // tokens)
+        return ChunkCost(seconds, growth_s, tokens), max(1, (leg.todo - 1) // tokens)
 
     def _plan_end(self) -> None:
         self._plan += 1

@@ -46,7 +46,28 @@ ROOFLINE = RooflineCosts(
 def test_prefill_is_arithmetic():
     # 2 x 1e6 x 100 = 2e8 for the weights, 2 x 1000 x 100 x 100 = 2e7 for attention, over 1e12.
     assert ROOFLINE.chunk_s(100, 0) == pytest.approx(2.2e-4)
-    assert ROOFLINE.step_s([Chunk(100, 0)], 0, 0) == pytest.approx(0.001 + 2.2e-4)
+    # A step reads the weights as well, 2 ms, behind which 0.2 ms of arithmetic hide.
+    assert ROOFLINE.step_s([Chunk(100, 0)], 0, 0) == pytest.approx(0.001 + 2e-3 + 2e-5)
+    assert ROOFLINE.step_s([Chunk(5000, 0)], 0, 0) == pytest.approx(0.001 + 0.01 + 0.05)
+
+
+def test_what_is_not_hidden_adds():
+    half = replace(ROOFLINE, serial=0.5)
+    assert half.step_s([Chunk(100, 0)], 0, 0) == pytest.approx(0.001 + 2e-3 + 1e-4 + 2e-5)
+    assert half.step_s([], 100, 0) == pytest.approx(0.001 + 0.01 + 2e-3 + 1e-4)
+
+
+def test_a_step_reads_the_weights_once():
+    # 2000 tokens of arithmetic, 4 ms, hide 2 ms of weights; 4 x 500 contexts of 100 bytes do not
+    # hide, nor 0.1 ms for each sequence, nor attention, 2 x 1000 x 1996^2 / 1e12.
+    together = ROOFLINE.step_s([Chunk(1996, 0)], 4, 2000)
+    assert together == pytest.approx(0.001 + 4e-4 + 4e-3 + 2e-4 + 2e3 * 1996**2 / 1e12)
+
+
+def test_what_chips_tell_each_other_of_tokens():
+    told = replace(ROOFLINE, token_s=1e-3)
+    assert told.chunk_s(100, 0) == pytest.approx(2.2e-4 + 0.1)
+    assert told.prefill_tokens_per_s == pytest.approx(1 / (2e-6 + 1e-3))
 
 
 def test_chunks_of_a_prompt_cost_what_it_costs_at_once():
@@ -72,6 +93,9 @@ def test_more_tokens_touch_more_experts():
     assert mixture.touched_bytes(1) == pytest.approx(0.5e6 + 0.25 * 1.5e6)
     assert mixture.touched_bytes(2) == pytest.approx(0.5e6 + (1 - 0.75**2) * 1.5e6)
     assert mixture.touched_bytes(1000) == pytest.approx(2e6)
+    assert replace(mixture, alike=2).touched_bytes(1) == mixture.touched_bytes(2)
+    # A chunk of 100 tokens touches all of them: 2 ms, of which its own 0.2 ms are counted apart.
+    assert mixture.decode_line(1, 100).fixed_s == pytest.approx(0.0011 + 2e-3 - 2e-4)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_steps_and_seconds_are_those_of_single_steps(
 def test_the_split_of_a_roofline_is_within_these_tests() -> None:
     batch = Batch(replace(ROOFLINE, flops=4.8e7, kv_bytes_per_token=100.0))
     batch.size, batch.context = 7, 5000
-    assert 50 < batch._flat_steps() < 1000
+    assert 50 < batch._flat_steps(batch._line()) < 1000
 
 
 def test_a_pause_and_a_resume_take_effect_at_whole_steps() -> None:
