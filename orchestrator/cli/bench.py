@@ -12,6 +12,7 @@ from orchestrator.cli.benches.parity import parity
 from orchestrator.cli.benches.replay import replay
 from orchestrator.cli.benches.schedule import schedule
 from orchestrator.cli.benches.turns import turns
+from orchestrator.cli.benches.validate import validate
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -26,6 +27,7 @@ app.command()(parity)
 app.command()(replay)
 app.command()(schedule)
 app.command()(turns)
+app.command()(validate)
 
 
 @app.callback()

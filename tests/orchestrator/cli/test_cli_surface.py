@@ -38,6 +38,7 @@ SURFACE = {
     "bench replay": ["--requests", "-o/--output"],
     "bench schedule": ["--seeds", "-o/--output"],
     "bench turns": ["--route", "--topology", "-o/--output"],
+    "bench validate": ["--data", "-o/--output"],
     "doctor": ["--key", "--url", "-o/--output", "file"],
     "init": ["--certs", "--sites", "-o/--output", "file"],
     "lab": [
