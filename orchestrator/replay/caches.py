@@ -36,7 +36,8 @@ class PrefixCache:
                 held[block] += 1
             else:
                 held[block] = 1
-                idle.pop(block, None)
+                if block in idle:
+                    del idle[block]
 
     def release(self, blocks: Sequence[int]) -> None:
         """A leg needs them no more; they were its own by `hold`."""
@@ -50,9 +51,9 @@ class PrefixCache:
 
     def fit(self, free_tokens: int) -> None:
         """So much memory is free of legs: what does not fit in it is evicted."""
-        most = free_tokens // self.block_tokens
-        while len(self._idle) > most:
-            self._idle.popitem(last=False)
+        idle = self._idle
+        for _ in range(len(idle) - free_tokens // self.block_tokens):
+            idle.popitem(last=False)
 
     def clear(self) -> None:
         """The worker is new: nothing is here, and nobody holds anything."""

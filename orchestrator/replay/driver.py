@@ -1,31 +1,25 @@
 """The virtual driver for replay: one machine, modelled workers, one heap of events.
 
 Only the machine decides. What is modelled here is what lies between it and its workers: delays,
-lines, and how finely legs speak. Around a handover every token matters: from the step before the
-last byte of main's KV leaves (the far site hears of both at once) the relay says each token as it
-comes; main does so while there is a relay and a few tokens longer, where the summary looks for the
-handoff's gap, and until the lead is spent; the relay also while the machine gathers its lead by
-releasing what comes one by one. All else comes in long runs.
+lines, and how finely legs speak (see `handing`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
-from orchestrator.lifecycle.context import Context
-from orchestrator.lifecycle.handover import pace_s, wanted_lead_s
 from orchestrator.lifecycle.machine import Machine
-from orchestrator.lifecycle.release import SPARE_TOKENS
-from orchestrator.lifecycle.request import NEAR_HANDOFF, Leg, Request
 from orchestrator.replay.faults import LineFault
+from orchestrator.replay.handing import Handing
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.lines.line import Line, Transfer
 from orchestrator.replay.lines.model import LineModel, Sharing
-from orchestrator.replay.outcome import Outcome, Span, Stage, Use
+from orchestrator.replay.outcome import Outcome, Use
 from orchestrator.replay.prompt import PromptNames
 from orchestrator.replay.setup import ModelSpec, ReplaySetup
+from orchestrator.replay.timelines import write_end, write_prefill, write_transfer
 from orchestrator.replay.worker import ModelWorker
-from orchestrator.state.actions import Action, Emit, Finish, Send, Summary
+from orchestrator.state.actions import Action, Emit, Fail, Finish, Send
 from orchestrator.state.events import Arrived, Event, Heard, LinkTold, Ticked, WorkerLost, WorkerUp
 from orchestrator.state.views import SAME_SITE_RTT_S
 from orchestrator.virtual.gateway import IdWatch
@@ -58,6 +52,7 @@ class Replay:
         patient = replace(core.deadlines, resync=inf, silence=inf)
         core = replace(core, deadlines=patient)
         self.schedule = Schedule()
+        self._at = self.schedule.at
         self.machine = Machine(core, IdWatch, PromptNames(setup.block_tokens))
         self.outcomes: dict[str, Outcome] = {}
         self.asked = 0  # requests so far
@@ -69,18 +64,18 @@ class Replay:
         self._open = 0  # requests that have asked and not ended
         self._steps_told: dict[str, float] = {}  # each worker's speed, as last told
         self._tick_at = inf
-        self._relayed: set[str] = set()  # open requests that had a relay and may still hand over
         self._moving: dict[str, list[Transfer]] = {}
-        self._handing: set[str] = set()  # of those, whose KV is nearly at main
-        self._looks: dict[LegKey, float] = {}  # when to look at a relay whose main's KV is coming
         self._delays = {(w.site, w.site): SAME_SITE_RTT_S / 2 for w in setup.workers}
         for line in setup.lines:
             a, b = line.between
             self._delays[a, b] = self._delays[b, a] = line.delay_s
+        self.workers: dict[str, ModelWorker] = {}
+        self._handing = Handing(self.schedule, self.machine, self.workers)
+        self._relayed = self._handing.relayed
         self._lines = self._lay_lines()
         self._pool_uses: dict[str, Use] = {}
         self.ended_at = 0.0  # when the last request had ended
-        self.workers = {spec.name: self._new_worker(spec) for spec in setup.workers}
+        self.workers.update({spec.name: self._new_worker(spec) for spec in setup.workers})
         self._worker_delay = {
             spec.name: self._delays[core.gateway_site, spec.site] for spec in setup.workers
         }
@@ -168,7 +163,7 @@ class Replay:
             pair: Line(
                 self.schedule,
                 models.get(pair, inside),
-                leaving=self._leaving,
+                leaving=self._handing.leaving,
                 landed=self._landed,
                 use_every_s=self._setup.use_every_s,
             )
@@ -271,13 +266,14 @@ class Replay:
     def _tell(self, event: Event) -> None:
         now = self.schedule.now
         self.events += 1
-        actions = self.machine.handle(event, now)
+        machine = self.machine
+        actions = machine.handle(event, now)
         if actions:
             self._act(actions, now)
-        due = self.machine.next_deadline()
+        due = machine.next_deadline()
         if due is not None and due < self._tick_at:
             self._tick_at = due
-            self.schedule.at(due, self._tick, due)
+            self._at(due, self._tick, due)
 
     def _tick(self, planned: float) -> None:
         """A deadline may have moved since this was planned."""
@@ -305,41 +301,42 @@ class Replay:
                 if isinstance(message, Start) and message.role is Role.RELAY:
                     self._relayed.add(message.request)
             elif isinstance(action, Emit):
-                self._emitted(action, now)
-            else:
                 outcome = self.outcomes[action.request]
-                outcome.end = action
-                if outcome.spans is not None and isinstance(action, Finish):
-                    self._write_main(outcome, outcome.spans, action.summary)
-                if self._ended is not None:
-                    del self.outcomes[action.request]
-                    self._ended(outcome)
-                self._open -= 1
-                self._relayed.discard(action.request)
-                self._handing.discard(action.request)
+                outcome.tokens = tokens = action.start + len(action.ids)
+                outcome.last_at = now
+                if outcome.second_at is None:
+                    if outcome.first_at is None:
+                        outcome.first_at = now
+                    if tokens > 1:
+                        outcome.second_at = now
+            else:
+                self._over(action)
         for worker, messages in lines.items():
-            self.schedule.at(now + self._worker_delay[worker], self.workers[worker].take, messages)
+            self._at(now + self._worker_delay[worker], self.workers[worker].take, messages)
 
-    def _emitted(self, emit: Emit, now: float) -> None:
-        outcome = self.outcomes[emit.request]
-        outcome.tokens = emit.start + len(emit.ids)
-        outcome.last_at = now
-        if outcome.first_at is None:
-            outcome.first_at = now
-        if outcome.second_at is None and outcome.tokens > 1:
-            outcome.second_at = now
+    def _over(self, end: Finish | Fail) -> None:
+        name = end.request
+        outcome = self.outcomes[name]
+        outcome.end = end
+        if isinstance(end, Finish):
+            write_end(outcome, end)
+        if self._ended is not None:
+            del self.outcomes[name]
+            self._ended(outcome)
+        self._open -= 1
+        self._handing.over(name)
 
     # ------------------------------------------------------------ to and from workers
 
     def _say(self, worker: ModelWorker, messages: list[UpMessage]) -> None:
         name = worker.spec.name
-        self.schedule.at(self.schedule.now + self._worker_delay[name], self._heard, name, messages)
+        self._at(self.schedule.now + self._worker_delay[name], self._heard, name, messages)
 
     def _heard(self, worker: str, messages: Sequence[UpMessage]) -> None:
         for message in messages:
             self._tell(Heard(worker=worker, message=message))
             if self._relayed and isinstance(message, TokenRun) and message.request in self._relayed:
-                self._tune(message)
+                self._handing.heard(message)
 
     def _beat(self) -> None:
         """Every worker whose speed has changed tells its load; nothing else of it is looked at."""
@@ -387,12 +384,11 @@ class Replay:
         if transfer.dropped:
             return
         self._forget(transfer)
-        to = self.workers[transfer.to_worker]
-        to.land(transfer.target)
-        self._write_transfer(transfer, to)
-        relay = self._relay_before(transfer)
-        if relay is not None:
-            to.race(transfer.target)
+        self.workers[transfer.to_worker].land(transfer.target)
+        outcome = self.outcomes.get(transfer.target[0])
+        if outcome is not None:
+            write_transfer(outcome, transfer, self.schedule.now)
+        self._handing.landed(transfer)
 
     def _closed(self, key: LegKey) -> None:
         for transfer in tuple(self._moving.get(key[0], ())):
@@ -405,105 +401,9 @@ class Replay:
         moving.remove(transfer)
         if not moving:
             del self._moving[transfer.target[0]]
-        self._looks.pop(transfer.target, None)
-
-    # ------------------------------------------------------------ timelines
+        self._handing.forget(transfer)
 
     def _prefilled(self, worker: ModelWorker, leg: ModelLeg) -> None:
-        """A prefill leg has its token."""
         outcome = self.outcomes.get(leg.key[0])
-        if outcome is None:
-            return
-        outcome.prefill_hit = leg.hit
-        if outcome.spans is not None:
-            now, began_at = self.schedule.now, leg.began_at or 0.0
-            outcome.spans += [
-                Span(Stage.QUEUED, worker.spec.name, outcome.asked_at, began_at),
-                Span(Stage.PREFILL, worker.spec.name, began_at, now),
-            ]
-
-    def _write_transfer(self, transfer: Transfer, to: ModelWorker) -> None:
-        outcome = self.outcomes.get(transfer.target[0])
-        if outcome is not None and outcome.spans is not None and transfer.began_at is not None:
-            where = f"to {to.spec.name}"
-            now = self.schedule.now
-            outcome.spans.append(Span(Stage.TRANSFER, where, transfer.began_at, now))
-
-    def _write_main(self, outcome: Outcome, spans: list[Span], summary: Summary) -> None:
-        """The end of a request: who decoded when, as the client saw it."""
-        first, last = outcome.first_at, outcome.last_at
-        if first is None or last is None or outcome.tokens < 2:
-            return
-        main, handed_at = summary.sites.get(Role.MAIN, ""), first
-        if summary.relay_s is not None and outcome.second_at is not None:
-            relay = summary.sites.get(Role.RELAY, "")
-            handed_at = min(last, outcome.second_at + summary.relay_s)
-            spans.append(Span(Stage.RELAY, relay, outcome.second_at, handed_at))
-            if summary.handoff_gap_s is not None:
-                over_at = min(last, handed_at + summary.handoff_gap_s)
-                spans.append(Span(Stage.HANDOFF, main, handed_at, over_at))
-                handed_at = over_at
-        if handed_at < last:
-            spans.append(Span(Stage.MAIN, main, handed_at, last))
-
-    # ------------------------------------------------------------ how finely legs speak
-
-    def _leaving(self, transfer: Transfer, at: float) -> None:
-        """The last byte of a transfer leaves at `at`, as it looks now."""
-        relay = self._relay_before(transfer)
-        if relay is None:
-            return
-        worker, key = self.workers[relay.worker], (transfer.target[0], relay.epoch)
-        look_at = worker.race_before(key, at)
-        if look_at is None:
-            self._handing.add(key[0])
-        elif look_at < self._looks.get(transfer.target, inf):
-            self._looks[transfer.target] = look_at
-            self.schedule.at(look_at, self._look, transfer)
-
-    def _look(self, transfer: Transfer) -> None:
-        """Nearly there, unless others have come before it."""
-        if self._looks.get(transfer.target) == self.schedule.now and not transfer.dropped:
-            del self._looks[transfer.target]
-            at = transfer.line.leaves_at(transfer)
-            if at is not None:
-                self._leaving(transfer, at)
-
-    def _relay_before(self, transfer: Transfer) -> Leg | None:
-        """The relay that decodes while this transfer brings main's KV."""
-        name, epoch = transfer.target
-        if name not in self._relayed:
-            return None
-        req = self.machine.requests[name]
-        main = req.main
-        return req.relay if main is not None and main.epoch == epoch else None
-
-    def _tune(self, run: TokenRun) -> None:
-        """A leg of a request that was relayed has spoken: see the module's docstring."""
-        name = run.request
-        req = self.machine.requests[name]
-        relay, main = req.relay, req.main
-        if relay is not None:
-            if run.epoch == relay.epoch and name not in self._handing:
-                worker, key = self.workers[relay.worker], (name, relay.epoch)
-                if lead_grows(self.machine.ctx, req):
-                    worker.race(key)
-                else:
-                    worker.calm(key)
-            return
-        index = req.account.handoff_index
-        if main is None or (index is not None and req.released <= index + NEAR_HANDOFF):
-            return
-        if pace_s(self.machine.ctx, req) is None:
-            self.workers[main.worker].calm((name, main.epoch))
-            self._relayed.discard(name)
-            self._handing.discard(name)
-
-
-def lead_grows(ctx: Context, req: Request) -> bool:
-    """Whether tokens are held back to gather a lead, and it is not all there yet."""
-    pace = pace_s(ctx, req)
-    if pace is None:
-        return False
-    lead = len(req.law.ids) - req.released
-    return lead < wanted_lead_s(ctx, req) / pace + SPARE_TOKENS
+        if outcome is not None:
+            write_prefill(outcome, leg, worker.spec.name, self.schedule.now)

@@ -261,15 +261,16 @@ class ModelWorker:
         leg.closed = True
         del self.legs[leg.key]
         self._closed(leg.key)
-        self._starved.pop(leg.key, None)
         self.free_tokens += leg.reserved
-        if self.cache is not None:
+        if leg.blocks and self.cache is not None:
             self.cache.release(leg.blocks)
             self.cache.fit(self.free_tokens)
         if not (leg.held or leg.paused):
             self.slots_used -= 1
-        for starved in list(self._starved.values()):
-            self._aim_later(starved)
+        if self._starved:
+            self._starved.pop(leg.key, None)
+            for starved in list(self._starved.values()):
+                self._aim_later(starved)
 
     def _land(self, leg: ModelLeg) -> None:
         leg.landed = True
@@ -432,7 +433,7 @@ class ModelWorker:
         self._steps.cut()
 
     def _go_on(self) -> None:
-        if not self._steps.running:
+        if not self._steps.running and (self._batch.size or self._queue):
             reports = self._reports
             while reports and reports[0][1].leaves_at is None:
                 reports.popleft()[1].reports = False
