@@ -22,7 +22,7 @@ from orchestrator.catalogue import (
     load_catalogue,
     roofline,
 )
-from orchestrator.replay.worker import BLOCK
+from orchestrator.replay.memory import BLOCK
 from workers.costs import RooflineCosts
 
 FOLDER = Path("llmservingsim/bench")
@@ -30,7 +30,8 @@ FOLDER = Path("llmservingsim/bench")
 START = {"mfu": 0.7, "mbu": 0.9, "serial": 0.5, "layer_s": 40e-6}
 NO_OVERHEAD = {"overhead_s": 1e-6}
 # NCCL sends small messages with a flag beside every four bytes: 25 to 50 % of the bandwidth (Hu and
-# others, arXiv 2507.04786). All-reduces of two cards are vLLM's own and do not go through it.
+# others, arXiv 2507.04786), here the middle. All-reduces of two cards are taken to be vLLM's own,
+# which do not go through it. Both were chosen when the runs that they are judged by were known.
 NCCL_SMALL = 0.375
 METRICS = ("ttft", "tpot", "e2e")
 

@@ -194,7 +194,7 @@ class Replay:
                 roles=spec.roles,
                 slots=spec.slots,
                 max_context=spec.max_context,
-                kv_total_tokens=worker.free_tokens,
+                kv_total_tokens=worker.memory.free_tokens,
                 kv_bytes_per_token=spec.kv_bytes_per_token,
             )
         )

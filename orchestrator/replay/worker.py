@@ -4,23 +4,19 @@ It keeps the rules of `workers.worker` that can be seen from outside: what does 
 a prefill samples once and holds its KV, a leg decodes on ahead of what it is fed, what arrives
 while a step runs waits for the step's end. Not modelled: leases, the end of a hold.
 
-When a leg speaks: it says its first token as it comes, and what it has whenever it stops, is asked,
-or its worker dies; a relay also when it was silent for `report_s`, as main may be lost meanwhile.
-In between its tokens are known to nobody, as nobody acts on them. The exception is a handover: see
-`Replay`.
+When its legs speak: see `voice`.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.lifecycle.request import NEAR_HANDOFF
-from orchestrator.replay.batch import NO_CHUNK, SLACK
-from orchestrator.replay.caches import PrefixCache
+from orchestrator.replay.batch import NO_CHUNK
 from orchestrator.replay.leg import LegKey, ModelLeg
-from orchestrator.replay.prompt import blocks_of
+from orchestrator.replay.memory import Memory, in_blocks
 from orchestrator.replay.setup import ModelSpec
 from orchestrator.replay.steps import Steps
+from orchestrator.replay.voice import Voice
 from orchestrator.virtual.schedule import Schedule
 from workers.api.messages import (
     DownMessage,
@@ -39,7 +35,6 @@ from workers.api.messages import (
     UpMessage,
 )
 
-BLOCK = 16  # KV memory is given out in blocks of so many tokens
 PARKED_S = 10.0  # KV that is earlier than its leg's start waits so long
 FEW_TOKENS = NEAR_HANDOFF + 4
 
@@ -67,25 +62,20 @@ class ModelWorker:
     ) -> None:
         self.spec = spec
         self.legs: dict[LegKey, ModelLeg] = {}
-        self.free_tokens = spec.kv_tokens // BLOCK * BLOCK
+        self.memory = Memory(spec.kv_tokens, block_tokens)
         self.slots_used = 0
         self.dead = False
-        self.cache = None if block_tokens is None else PrefixCache(block_tokens)
         self._schedule = schedule
         self._say_up = say
         self._move = move
         self._closed = closed
         self._prefilled = prefilled
-        self._report_s = report_s
-        self._every_step = every_step
         self._steps = Steps(spec, schedule, self._ended)
         self._batch = self._steps.batch
         self._queue = self._steps.queue
+        self._voice = Voice(schedule, self._batch, report_s=report_s, every_step=every_step)
         self._starved: dict[LegKey, ModelLeg] = {}
         self._landed_early: dict[LegKey, float] = {}
-        self._aloud: dict[LegKey, ModelLeg] = {}  # decoding legs that say every token
-        self._reports: deque[tuple[float, ModelLeg]] = deque()  # when a decoding leg speaks next
-        self._up: list[UpMessage] = []
         self._inbox: list[tuple[Row, ModelLeg, Any]] = []  # what waits for the step's end
 
     def die(self) -> None:
@@ -96,9 +86,9 @@ class ModelWorker:
         self._steps.stop()
         for leg in self.legs.values():
             if leg.landed:
-                self._speak(leg)
-        if self._up:
-            self._say_up(self, self._up)
+                self._voice.speak(leg)
+        if self._voice.up:
+            self._say_up(self, self._voice.up)
         for key in self.legs:
             self._closed(key)
         self.legs.clear()
@@ -146,7 +136,7 @@ class ModelWorker:
         if leg is None or leg.racing:
             return None
         step_s, now = self.step_s(), self._schedule.now
-        if at - step_s > now and self._own(leg) + (at - now) / step_s > FEW_TOKENS:
+        if at - step_s > now and self._voice.own(leg) + (at - now) / step_s > FEW_TOKENS:
             return at - step_s
         self.race(key)
         return None
@@ -156,18 +146,15 @@ class ModelWorker:
         leg = self.legs.get(key)
         if leg is None or leg.racing:
             return
-        leg.racing = True
+        self._voice.race(leg)
         if leg.leaves_at is not None:
-            self._aloud[key] = leg
             self._steps.cut()
 
     def calm(self, key: LegKey) -> None:
         """The handover is over: this leg has no need to say every token."""
         leg = self.legs.get(key)
         if leg is not None and leg.racing:
-            leg.racing = False
-            if not leg.fresh and not self._every_step:
-                self._aloud.pop(key, None)
+            self._voice.calm(leg)
 
     def load(self) -> Load:
         """Its account of itself."""
@@ -176,9 +163,9 @@ class ModelWorker:
             worker=spec.name,
             running=self._batch.size + len(self._queue),
             prefill_tokens=sum(leg.todo for leg in self._queue),
-            kv_free_tokens=self.free_tokens,
+            kv_free_tokens=self.memory.free_tokens,
             kv_total_tokens=spec.kv_tokens,
-            kv_held_tokens=spec.kv_tokens - self.free_tokens,
+            kv_held_tokens=spec.kv_tokens - self.memory.free_tokens,
             step_s=self.step_s(),
             prefill_tokens_per_s=spec.costs.prefill_tokens_per_s,
         )
@@ -206,18 +193,16 @@ class ModelWorker:
             return
         spec = self.spec
         tokens = max(start.reserve, len(start.prompt_ids) + len(start.law_ids) + 1)
-        reserved = -(-tokens // BLOCK) * BLOCK
+        reserved = in_blocks(tokens)
         if self.slots_used >= spec.slots:
             self._refuse(key, f"all {spec.slots} slots of {spec.name} are taken")
             return
-        if reserved > self.free_tokens:
-            self._refuse(key, f"{reserved} tokens of KV wanted, {self.free_tokens} are free")
+        if reserved > self.memory.free_tokens:
+            self._refuse(key, f"{reserved} tokens of KV wanted, {self.memory.free_tokens} are free")
             return
         leg = self.legs[key] = ModelLeg(start=start, key=key, reserved=reserved)
-        self.free_tokens -= reserved
+        self.memory.take(leg)
         self.slots_used += 1
-        if self.cache is not None:
-            self._find_prefix(leg, self.cache)
         if start.role is Role.PREFILL:
             leg.todo = leg.prompt + leg.law - leg.hit
             self._queue.append(leg)
@@ -226,24 +211,9 @@ class ModelWorker:
         elif self._landed_early and self._landed_early.pop(key, None) is not None:
             self._land(leg)
 
-    def _find_prefix(self, leg: ModelLeg, cache: PrefixCache) -> None:
-        """What is here of a leg's prompt stays here. A prefill computes its last token anyway."""
-        blocks = blocks_of(leg.start.prompt_ids)
-        leg.blocks = blocks[: cache.depth(blocks)]
-        cache.hold(leg.blocks)
-        cache.fit(self.free_tokens)
-        leg.hit = min(len(leg.blocks) * cache.block_tokens, leg.prompt - 1)
-
-    def _keep_prefix(self, leg: ModelLeg) -> None:
-        """A leg has all of its prompt's KV now: others may use it."""
-        if self.cache is not None:
-            new = blocks_of(leg.start.prompt_ids)[len(leg.blocks) :]
-            self.cache.hold(new)
-            leg.blocks += new
-
     def _refuse(self, key: LegKey, reason: str) -> None:
         self._landed_early.pop(key, None)
-        self._up.append(Refused(request=key[0], epoch=key[1], reason=reason))
+        self._voice.up.append(Refused(request=key[0], epoch=key[1], reason=reason))
 
     def _stop(self, leg: ModelLeg, message: Stop) -> None:
         if self._steps.computes(leg):
@@ -261,10 +231,7 @@ class ModelWorker:
         leg.closed = True
         del self.legs[leg.key]
         self._closed(leg.key)
-        self.free_tokens += leg.reserved
-        if leg.blocks and self.cache is not None:
-            self.cache.release(leg.blocks)
-            self.cache.fit(self.free_tokens)
+        self.memory.give_back(leg)
         if not (leg.held or leg.paused):
             self.slots_used -= 1
         if self._starved:
@@ -274,9 +241,9 @@ class ModelWorker:
 
     def _land(self, leg: ModelLeg) -> None:
         leg.landed = True
-        self._keep_prefix(leg)
+        self.memory.keep(leg)
         request, epoch = leg.key
-        self._up.append(Landed(request=request, epoch=epoch, covered=leg.start.cover))
+        self._voice.up.append(Landed(request=request, epoch=epoch, covered=leg.start.cover))
         self._send_waiting(leg)
         if leg.law:
             self._aim_later(leg)
@@ -304,7 +271,7 @@ class ModelWorker:
         if leg.closed or feed.start > leg.law or feed.law <= leg.law:
             return
         leg.law = feed.law
-        if leg.landed and not leg.todo and self._own(leg) < leg.law:
+        if leg.landed and not leg.todo and self._voice.own(leg) < leg.law:
             self._aim_later(leg)
 
     def _switch(self, leg: ModelLeg, message: Pause | Resume) -> None:
@@ -335,9 +302,7 @@ class ModelWorker:
             self._answer(leg, message)
 
     def _answer(self, leg: ModelLeg, message: Resync) -> None:
-        own = self._own(leg)
-        leg.said = own
-        self._up.append(leg.run(min(message.start, own), own))
+        self._voice.answer(leg, message.start)
 
     # ------------------------------------------------------------ what a leg does next
 
@@ -351,7 +316,7 @@ class ModelWorker:
         """Let a leg compute, decode, rest or wait for memory, as its state says. Between steps."""
         if leg.closed or leg.todo or leg.held or leg.paused:
             return
-        own = self._own(leg)
+        own = self._voice.own(leg)
         if leg.leaves_at is not None:
             if own >= leg.law:
                 return
@@ -364,7 +329,7 @@ class ModelWorker:
         if not leg.landed or not leg.law or leg.own >= leg.end:
             return
         if not self._has_room(leg):
-            self._speak(leg)
+            self._voice.speak(leg)
             return
         todo = leg.prompt + leg.own - leg.computed
         if todo > 1:
@@ -375,56 +340,37 @@ class ModelWorker:
 
     def _rest(self, leg: ModelLeg) -> None:
         """Its pause takes effect."""
-        self._speak(leg)
+        self._voice.speak(leg)
         leg.paused = True
         self.slots_used -= 1
         request, epoch = leg.key
-        self._up.append(Paused(request=request, epoch=epoch, seq=leg.seq, at=leg.own))
+        self._voice.up.append(Paused(request=request, epoch=epoch, seq=leg.seq, at=leg.own))
 
     def _has_room(self, leg: ModelLeg) -> bool:
         """Whether its next token has memory, or gets some now."""
         if leg.prompt + leg.own < leg.reserved:
             return True
-        if self.free_tokens < BLOCK:
+        if not self.memory.grow(leg):
             self._starved[leg.key] = leg
             return False
         self._starved.pop(leg.key, None)
-        self.free_tokens -= BLOCK
-        if self.cache is not None:
-            self.cache.fit(self.free_tokens)
-        leg.reserved += BLOCK
         return True
 
     def _join(self, leg: ModelLeg) -> None:
         self._batch.join(leg, leg.goal)
-        if leg.fresh or leg.racing or self._every_step:
-            self._aloud[leg.key] = leg
-        if leg.start.role is Role.RELAY and not leg.reports:
-            leg.reports = True
-            self._reports.append((self._schedule.now + self._report_s, leg))
+        self._voice.joined(leg)
 
     def _leave(self, leg: ModelLeg) -> None:
         self._batch.leave(leg)
-        self._aloud.pop(leg.key, None)
+        self._voice.left(leg)
 
     def _left(self, leg: ModelLeg) -> None:
         """A leg has reached its goal."""
-        self._aloud.pop(leg.key, None)
+        self._voice.left(leg)
         if leg.own >= leg.end:
-            self._speak(leg)
+            self._voice.speak(leg)
         else:
             self._aim(leg, None)
-
-    def _own(self, leg: ModelLeg) -> int:
-        """Its output tokens, by the last step that has ended."""
-        return leg.own if leg.leaves_at is None else leg.offset + self._batch.clock
-
-    def _speak(self, leg: ModelLeg) -> None:
-        """Say what it has not said yet."""
-        own = self._own(leg)
-        if own > leg.said:
-            self._up.append(leg.run(leg.said, own))
-            leg.said = own
 
     # ------------------------------------------------------------ steps
 
@@ -434,23 +380,17 @@ class ModelWorker:
 
     def _go_on(self) -> None:
         if not self._steps.running and (self._batch.size or self._queue):
-            reports = self._reports
-            while reports and reports[0][1].leaves_at is None:
-                reports.popleft()[1].reports = False
-            due = reports[0][0] if reports else None
-            self._steps.begin(due, single=self._every_step or bool(self._aloud))
-        if self._up:
-            messages, self._up = self._up, []
+            voice = self._voice
+            self._steps.begin(voice.due(), single=voice.every_step or bool(voice.aloud))
+        if self._voice.up:
+            messages, self._voice.up = self._voice.up, []
             self._say_up(self, messages)
 
     def _ended(self, left: list[ModelLeg], computed: list[ModelLeg]) -> None:
         """The step that ran is over: see `Steps`."""
         for leg in left:
             self._left(leg)
-        if self._aloud:
-            self._say_aloud()
-        if self._reports and self._reports[0][0] <= self._schedule.now + SLACK:
-            self._report()
+        self._voice.after_step()
         for leg in computed:
             self._computed(leg)
         if self._inbox:
@@ -459,32 +399,14 @@ class ModelWorker:
                 row(leg, message)
         self._go_on()
 
-    def _say_aloud(self) -> None:
-        for key, leg in list(self._aloud.items()):
-            self._speak(leg)
-            leg.fresh = False
-            if not (leg.racing or self._every_step):
-                del self._aloud[key]
-
-    def _report(self) -> None:
-        """Who was silent for long speaks."""
-        now = self._schedule.now
-        reports = self._reports
-        while reports and reports[0][0] <= now + SLACK:
-            leg = reports.popleft()[1]
-            leg.reports = leg.leaves_at is not None
-            if leg.reports:
-                self._speak(leg)
-                reports.append((now + self._report_s, leg))
-
     def _computed(self, leg: ModelLeg) -> None:
         """A leg has KV for all it knows: it samples its next token, and goes on."""
         leg.computed = leg.prompt + leg.own
         if leg.start.role is Role.PREFILL:
-            self._keep_prefix(leg)
+            self.memory.keep(leg)
         leg.own += leg.own < leg.end
         leg.fresh = False
-        self._speak(leg)
+        self._voice.speak(leg)
         if leg.start.role is Role.PREFILL:
             self._prefilled(self, leg)
             leg.held = True

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.replay.driver import Replay
 from orchestrator.replay.leg import LegKey, ModelLeg
+from orchestrator.replay.memory import BLOCK
 from orchestrator.replay.setup import LineSpec, ModelSpec, ReplaySetup
-from orchestrator.replay.worker import BLOCK, ModelWorker
+from orchestrator.replay.worker import ModelWorker
 from orchestrator.state.config import CoreConfig
 from orchestrator.state.events import Arrived, HandoffMode, Route
 from orchestrator.virtual.schedule import Schedule
@@ -157,5 +158,5 @@ def replayed(setup: ReplaySetup, asks: Sequence[tuple[float, Arrived]]) -> Repla
         if worker.dead:
             continue
         assert worker.slots_used == 0
-        assert worker.free_tokens == worker.spec.kv_tokens // BLOCK * BLOCK
+        assert worker.memory.free_tokens == worker.spec.kv_tokens // BLOCK * BLOCK
     return replay

@@ -136,10 +136,10 @@ def test_a_paused_leg_gives_its_slot_away_and_keeps_its_memory() -> None:
     bench.at(0.21, Pause(request="r", epoch=1, seq=1))
     bench.run(1.0)
     assert bench.worker.slots_used == 0
-    assert bench.worker.free_tokens == bench.spec.kv_tokens - 160
+    assert bench.worker.memory.free_tokens == bench.spec.kv_tokens - 160
     bench.at(1.0, Stop(request="r", epoch=1))
     bench.run(2.0)
-    assert bench.worker.free_tokens == bench.spec.kv_tokens
+    assert bench.worker.memory.free_tokens == bench.spec.kv_tokens
     assert bench.closed == [("r", 1)]
 
 

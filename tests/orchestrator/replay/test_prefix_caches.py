@@ -105,8 +105,8 @@ def test_memory_that_legs_need_is_taken_from_the_cache() -> None:
     last = replay.outcomes["r6"]
     assert (last.prefill_hit, last.main_hit) == (0, 0)
     for worker in replay.workers.values():
-        assert worker.cache is not None
-        assert worker.cache.idle_tokens <= 2048
+        assert worker.memory.cache is not None
+        assert worker.memory.cache.idle_tokens <= 2048
 
 
 def test_the_fast_way_is_that_of_single_steps_with_caches() -> None:

@@ -1,0 +1,61 @@
+"""A modelled worker's KV memory: what legs have reserved, and prefixes in what they have not."""
+
+from orchestrator.replay.caches import PrefixCache
+from orchestrator.replay.leg import ModelLeg
+from orchestrator.replay.prompt import blocks_of
+
+BLOCK = 16  # KV memory is given out in blocks of so many tokens
+
+
+def in_blocks(tokens: int) -> int:
+    """Tokens of the blocks that hold so many."""
+    return -(-tokens // BLOCK) * BLOCK
+
+
+class Memory:
+    """Tokens of KV that are free of legs, and the prefix cache that lives there.
+
+    None for `block_tokens`: there is no cache.
+    """
+
+    def __init__(self, tokens: int, block_tokens: int | None) -> None:
+        self.free_tokens = tokens // BLOCK * BLOCK
+        self.cache = None if block_tokens is None else PrefixCache(block_tokens)
+
+    def take(self, leg: ModelLeg) -> None:
+        """Room for what a leg has reserved. What is here of its prompt stays here.
+
+        A prefill computes its prompt's last token anyway.
+        """
+        self.free_tokens -= leg.reserved
+        cache = self.cache
+        if cache is not None:
+            blocks = blocks_of(leg.start.prompt_ids)
+            leg.blocks = blocks[: cache.depth(blocks)]
+            cache.hold(leg.blocks)
+            cache.fit(self.free_tokens)
+            leg.hit = min(len(leg.blocks) * cache.block_tokens, leg.prompt - 1)
+
+    def keep(self, leg: ModelLeg) -> None:
+        """A leg has all of its prompt's KV now: others may use it."""
+        if self.cache is not None:
+            new = blocks_of(leg.start.prompt_ids)[len(leg.blocks) :]
+            self.cache.hold(new)
+            leg.blocks += new
+
+    def grow(self, leg: ModelLeg) -> bool:
+        """One block more for a leg; False: there is none."""
+        if self.free_tokens < BLOCK:
+            return False
+        self.free_tokens -= BLOCK
+        leg.reserved += BLOCK
+        if self.cache is not None:
+            self.cache.fit(self.free_tokens)
+        return True
+
+    def give_back(self, leg: ModelLeg) -> None:
+        """A leg has ended."""
+        self.free_tokens += leg.reserved
+        if leg.blocks and self.cache is not None:
+            self.cache.release(leg.blocks)
+            self.cache.fit(self.free_tokens)
