@@ -108,6 +108,10 @@ class Batch:
     def elapsed_s(self, steps: int, chunk: ChunkCost = NO_CHUNK) -> float:
         """Seconds of the next `steps` steps."""
         line = fixed_s, per_context_s, least_s = self._line(chunk.tokens)
+        first_s = fixed_s + per_context_s * self.context
+        if first_s >= least_s:
+            growth_s = per_context_s * self.size + chunk.growth_s
+            return steps * (first_s + chunk.first_s + growth_s * (steps - 1) / 2)
         seconds = steps * chunk.first_s + chunk.growth_s * steps * (steps - 1) / 2
         flat = min(steps, self._flat_steps(line))
         rest = steps - flat
@@ -122,16 +126,16 @@ class Batch:
         if seconds <= 0:
             return 1
         line = fixed_s, per_context_s, least_s = self._line(chunk.tokens)
-        done, passed_s = 0, 0.0
-        if flat := self._flat_steps(line):
-            flat_s = flat * (least_s + chunk.first_s) + chunk.growth_s * flat * (flat - 1) / 2
-            if seconds <= flat_s:
-                return _steps(seconds, least_s + chunk.first_s, chunk.growth_s)
-            done, passed_s = flat, flat_s
-        first_s = fixed_s + per_context_s * (self.context + self.size * done)
-        first_s += chunk.first_s + chunk.growth_s * done
         growth_s = per_context_s * self.size + chunk.growth_s
-        return done + _steps(seconds - passed_s, first_s, growth_s)
+        first_s = fixed_s + per_context_s * self.context
+        if first_s >= least_s:
+            return _steps(seconds, first_s + chunk.first_s, growth_s)
+        flat = self._flat_steps(line)
+        flat_s = flat * (least_s + chunk.first_s) + chunk.growth_s * flat * (flat - 1) / 2
+        if seconds <= flat_s:
+            return _steps(seconds, least_s + chunk.first_s, chunk.growth_s)
+        first_s += per_context_s * self.size * flat + chunk.first_s + chunk.growth_s * flat
+        return flat + _steps(seconds - flat_s, first_s, growth_s)
 
     def _line(self, prefilled: int = 0) -> DecodeLine:
         if prefilled:
@@ -142,11 +146,9 @@ class Batch:
         return line
 
     def _flat_steps(self, line: tuple[float, float, float]) -> int:
-        """How many of the next steps take what the line takes at least."""
+        """How many of the next steps take what the line takes at least; at least one does."""
         fixed_s, per_context_s, least_s = line
         missing_s = least_s - fixed_s - per_context_s * self.context
-        if missing_s <= 0:
-            return 0
         growth_s = per_context_s * self.size
         return ceil(missing_s / growth_s) if growth_s else _FOR_EVER
 

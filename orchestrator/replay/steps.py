@@ -50,31 +50,32 @@ class Steps:
         return self._spec.costs.step_s((), 1, 0)
 
     def begin(self, due: float | None, *, single: bool) -> None:
-        """Begin the next step, if there is anything to compute.
+        """Begin the next step; there is something to compute.
 
         Others like it follow in the same go, unless it is to be a `single` one, until a leg
         reaches its goal, the chunks change, or `due` is over.
         """
-        batch = self.batch
+        batch, now = self.batch, self._schedule.now
         steps: int | None = None
-        self.chunk = NO_CHUNK
+        self.chunk = chunk = NO_CHUNK
         if self.queue:
-            self.chunk, steps = self._choose_chunks()
-        elif not batch.size:
-            return
+            chunk, steps = self._choose_chunks()
+            self.chunk = chunk
         if single:
             steps = 1
         elif steps != 1 and batch.size:
             leaving = batch.next_leaving()
             assert leaving is not None
-            steps = min(leaving, steps or leaving)
+            if steps is None or leaving < steps:
+                steps = leaving
             if steps > 1 and due is not None:
-                steps = min(steps, batch.steps_until(due - self._schedule.now, self.chunk))
+                steps = min(steps, batch.steps_until(due - now, chunk))
         assert steps is not None
         self.running = True
-        self._began_at = self._schedule.now
+        self._began_at = now
         self._steps = steps
-        self._plan_end()
+        self._plan += 1
+        self._schedule.at(now + batch.elapsed_s(steps, chunk), self._end, self._plan)
 
     def stop(self) -> None:
         """What runs is never over; the steps of it that were are."""
@@ -90,7 +91,9 @@ class Steps:
             steps = self.batch.steps_until(self._schedule.now - self._began_at, self.chunk)
             if steps < self._steps:
                 self._steps = steps
-                self._plan_end()
+                self._plan += 1
+                end = self._began_at + self.batch.elapsed_s(steps, self.chunk)
+                self._schedule.at(end, self._end, self._plan)
 
     def _choose_chunks(self) -> tuple[ChunkCost, int]:
         """What the chunks of the next step take, and for how many steps they stay as many."""
@@ -114,11 +117,6 @@ class Steps:
         done = leg.prompt + leg.own - leg.todo
         growth_s = spec.costs.chunk_s(tokens, done + tokens) - seconds
         return ChunkCost(seconds, growth_s, tokens), max(1, (leg.todo - 1) // tokens)
-
-    def _plan_end(self) -> None:
-        self._plan += 1
-        end = self._began_at + self.batch.elapsed_s(self._steps, self.chunk)
-        self._schedule.at(end, self._end, self._plan)
 
     def _end(self, plan: int) -> None:
         if plan != self._plan:
