@@ -40,7 +40,8 @@ class _Engine:
 
     def _ended(self, left: list[ModelLeg], computed: list[ModelLeg]) -> None:
         self.scheduler.ended(left, computed, self.schedule.now)
-        self._steps.begin(None, single=self.scheduler.changes)
+        if self._steps.batch.size or self._steps.queue:
+            self._steps.begin(None, single=self.scheduler.changes)
 
 
 def event_skipping(asks: Sequence[Ask], costs: Costs, limits: Limits) -> list[Timing]:

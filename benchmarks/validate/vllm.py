@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from orchestrator.replay.batch import Batch
 from orchestrator.replay.leg import ModelLeg
-from orchestrator.replay.prompt import Prompt
 from orchestrator.replay.memory import BLOCK
+from orchestrator.replay.prompt import Prompt
 from workers.api.messages import Role, Start
 
 
