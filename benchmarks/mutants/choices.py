@@ -107,7 +107,7 @@ CHOICES = (
         "queue",
         "a finished prefill keeps its slot",
         L + "accept",
-        ("        ctx.free_slot(req, leg)\n", ""),
+        ("        ctx.free_slot(leg)\n", ""),
     ),
     broken(
         "queue",

@@ -119,13 +119,13 @@ CORE = (
         "5",
         "a paused relay keeps its slot",
         L + "machine",
-        ("        self.ctx.free_slot(req, leg)\n", ""),
+        ("        self.ctx.free_slot(leg)\n", ""),
     ),
     broken(
         "5",
         "a lost pause is not repeated",
         L + "deadlines",
-        ("if relay.pause_at is None:", "if False:"),
+        ("if relay.pause_at is None else inf", "if False else inf"),
     ),
     # ------------------------------------------------ 6: silence
     broken(
@@ -285,13 +285,13 @@ CORE = (
         "9",
         "a worker without room is chosen",
         P + "router",
-        ("WorkerView.has_room if only_with_room else ", ""),
+        ("w.room if only_with_room else w.up.kv_total_tokens", "w.up.kv_total_tokens"),
     ),
     broken(
         "9",
         "bookings are not returned",
         L + "context",
-        ("view.unbook((req.name, leg.epoch))", "view.bookings"),
+        ("view.unbook(leg.key)", "view.bookings"),
     ),
     # ------------------------------------------------ 10: the end
     broken(
@@ -326,8 +326,8 @@ CORE = (
         "a failure is told before tokens that are owed",
         L + "machine",
         (
-            "        release(self.ctx, req, now)\n        if req.over:\n",
-            "        if req.failed is None:\n            release(self.ctx, req, now)\n"
+            "        release(ctx, req, now)\n        if req.over:\n",
+            "        if req.failed is None:\n            release(ctx, req, now)\n"
             "        if req.over:\n",
         ),
     ),
@@ -373,9 +373,9 @@ CORE = (
     broken("13", "no deadline for prefill", L + "deadlines", ("+ limits.prefill,", "+ 1e9,")),
     broken("13", "no deadline for KV", L + "deadlines", ("+ limits.kv,", "+ 1e9,")),
     broken(
-        "13", "no deadline for first tokens", L + "deadlines", ("+ limits.first_token,", "+ 1e9,")
+        "13", "no deadline for first tokens", L + "deadlines", ("+ limits.first_token", "+ 1e9")
     ),
-    broken("13", "no deadline for silence", L + "deadlines", ("+ limits.silence,", "+ 1e9,")),
+    broken("13", "no deadline for silence", L + "deadlines", ("+ limits.silence", "+ 1e9")),
     broken(
         "13", "no deadline for the cut", L + "deadlines", ("+ ctx.config.deadlines.cut,", "+ 1e9,")
     ),

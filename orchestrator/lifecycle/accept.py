@@ -11,21 +11,21 @@ from workers.api.messages import Role, TokenRun
 def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
     """Judge a run of a live leg, then every run that waited for its turn."""
     fed, accepted = leg.fed, leg.accepted
-    own = has_own(run)
+    end, own = run.index + len(run.ids), has_own(run)
     leg.heard_at = now
     leg.resync_after = 0.0
     leg.resync_wait = ctx.config.deadlines.resync
     if run.fed > fed:
         leg.fed = max(fed, min(run.fed, len(req.law.ids)))
-    if run.ids:
-        leg.heard = max(leg.heard, run.index + len(run.ids))
+    if run.ids and end > leg.heard:
+        leg.heard = end
     if own:
         leg.spoke_at = now
-        leg.clock.note(run.index, run.index + len(run.ids), now)
+        leg.clock.note(run.index, end, now)
     _judge(ctx, req, leg, run, now)
     if own and leg.role is Role.PREFILL and len(req.law.ids) > leg.base:
         leg.produced = True  # from now on it only holds KV
-        ctx.free_slot(req, leg)
+        ctx.free_slot(leg)
     recheck(ctx, req, now)
     if not req.owes(leg):
         leg.owes_since = None
@@ -40,7 +40,10 @@ def has_own(run: TokenRun) -> bool:
 
 def recheck(ctx: Context, req: Request, now: float) -> bool:
     """Look again at what was parked, when law or authority may have changed; True: the law grew."""
-    if not [leg for leg in req.legs.values() if leg.parked]:
+    for leg in req.legs.values():
+        if leg.parked:
+            break
+    else:
         return False
     before = len(req.law.ids)
     moved = True
@@ -117,7 +120,7 @@ def _accept(ctx: Context, req: Request, leg: Leg, run: TokenRun, skip: int, now:
         for other in [o for o in req.legs.values() if o is not leg]:
             ctx.stop_leg(req, other)
     if reason is not None:
-        req.ended = reason
+        req.end(reason)
 
 
 def _account(req: Request, leg: Leg, start: int, count: int, now: float) -> None:

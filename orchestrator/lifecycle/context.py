@@ -44,6 +44,7 @@ class Context:
         law = len(req.law.ids)
         cover = source.base if source is not None else 0
         leg = Leg(
+            key=(req.name, req.next_epoch),
             epoch=req.next_epoch,
             role=role,
             worker=worker,
@@ -65,7 +66,7 @@ class Context:
             tokens=reserve,
             prefill_tokens=len(spec.prompt_ids) + law if role is Role.PREFILL else 0,
         )
-        view.book((req.name, leg.epoch), booking)
+        view.book(leg.key, booking)
         self.send(
             worker,
             Start(
@@ -111,7 +112,8 @@ class Context:
             per_token = self.world.workers[target.worker].up.kv_bytes_per_token
             hits = self.prefixes.hits(req.prefix, (target.worker,))
             nbytes = (prompt + target.cover - hits.get(target.worker, 0)) * per_token
-            link.enqueue((req.name, target.epoch), Transfer(source.worker, nbytes, now))
+            link.enqueue(target.key, Transfer(source.worker, nbytes, now))
+            target.queued_on += (link,)
 
     def stop_leg(self, req: Request, leg: Leg) -> None:
         """End a leg, whatever it does; also one whose worker is gone (the driver keeps trying)."""
@@ -122,9 +124,9 @@ class Context:
         """Take a leg out of the request and the books; legs it was the source of lose it."""
         req.remove(leg)
         view = self.world.workers.get(leg.worker)
-        if view is not None and view.unbook((req.name, leg.epoch)):
+        if view is not None and view.unbook(leg.key):
             self.room_made = True
-        self.unqueue(req, leg)
+        self.unqueue(leg)
         for other in req.legs.values():
             if other.source == leg.epoch and not other.landed:
                 other.source = None
@@ -132,35 +134,36 @@ class Context:
             req.account.relay_step_s = leg.clock.step_s or req.account.relay_step_s
             req.relay_finishes = False
 
-    def unqueue(self, req: Request, leg: Leg) -> None:
+    def unqueue(self, leg: Leg) -> None:
         """Nothing of this leg's KV is under way any more."""
-        for link in self.world.links.values():
-            link.unqueue((req.name, leg.epoch))
+        for link in leg.queued_on:
+            link.unqueue(leg.key)
+        leg.queued_on = ()
 
-    def free_slot(self, req: Request, leg: Leg) -> None:
+    def free_slot(self, leg: Leg) -> None:
         """The leg only keeps its KV from now on: its slot is somebody else's."""
         view = self.world.workers.get(leg.worker)
-        booking = view.bookings.get((req.name, leg.epoch)) if view is not None else None
+        booking = view.bookings.get(leg.key) if view is not None else None
         if view is not None and booking is not None and booking.decoding_slot:
-            resting = booking._replace(decoding_slot=False, prefill_tokens=0)
-            view.book((req.name, leg.epoch), resting)
+            view.book(leg.key, Booking(booking.role, booking.tokens, decoding_slot=False))
             self.room_made = True
 
-    def take_slot(self, req: Request, leg: Leg) -> None:
+    def take_slot(self, leg: Leg) -> None:
         """The leg decodes again, also when every slot is taken."""
         view = self.world.workers.get(leg.worker)
-        booking = view.bookings.get((req.name, leg.epoch)) if view is not None else None
+        booking = view.bookings.get(leg.key) if view is not None else None
         if view is not None and booking is not None:
-            view.book((req.name, leg.epoch), booking._replace(decoding_slot=True))
+            view.book(leg.key, booking._replace(decoding_slot=True))
 
     def feed(self, req: Request, leg: Leg, start: int, now: float) -> None:
         """Tell a leg the law from `start` on."""
-        ids = tuple(req.law.ids[start:])
+        law = req.law.ids
+        ids = tuple(law[start:])
         self.send(
             leg.worker,
-            Feed(request=req.name, epoch=leg.epoch, law=len(req.law.ids), start=start, ids=ids),
+            Feed(request=req.name, epoch=leg.epoch, law=len(law), start=start, ids=ids),
         )
-        leg.sent = len(req.law.ids)
+        leg.sent = len(law)
         if leg.deaf and leg.owes_since is None:
             leg.owes_since = now
 

@@ -16,6 +16,8 @@ RESYNC_MOST_S = 8.0
 
 RequestAct = Callable[[Context, Request, float], None]
 LegAct = Callable[[Context, Request, Leg, float], None]
+# Of a leg: when it is too late and what is done about it, when to ask it and how.
+LegDues = tuple[float, LegAct, float, LegAct]
 
 
 def next_due(ctx: Context, req: Request) -> float:
@@ -25,75 +27,76 @@ def next_due(ctx: Context, req: Request) -> float:
         if at < soonest:
             soonest = at
     for leg in req.legs.values():
-        for at, _ in _leg_dues(ctx, req, leg):
-            if at < soonest:
-                soonest = at
+        late_at, _, ask_at, _ = _leg_dues(ctx, req, leg)
+        if late_at < soonest:
+            soonest = late_at
+        if ask_at < soonest:
+            soonest = ask_at
     return soonest
 
 
 def expire(ctx: Context, req: Request, now: float) -> None:
     """Act on everything that is due at `now`; each act moves its own deadline on."""
     request_dues = _request_dues(ctx, req)
-    leg_dues = [(leg, *due) for leg in req.legs.values() for due in _leg_dues(ctx, req, leg)]
+    leg_dues = [(leg, _leg_dues(ctx, req, leg)) for leg in req.legs.values()]
     for at, act in request_dues:
         if at <= now and not req.over:
             act(ctx, req, now)
-    for leg, at, leg_act in leg_dues:
-        if at <= now and leg.epoch in req.legs and not req.over:
-            leg_act(ctx, req, leg, now)
+    for leg, (late_at, late, ask_at, ask) in leg_dues:
+        if late_at <= now and leg.epoch in req.legs and not req.over:
+            late(ctx, req, leg, now)
+        if ask_at <= now and leg.epoch in req.legs and not req.over:
+            ask(ctx, req, leg, now)
 
 
 def _request_dues(ctx: Context, req: Request) -> list[tuple[float, RequestAct]]:
     limits = ctx.config.deadlines
     dues: list[tuple[float, RequestAct]] = [(req.arrived_at + limits.request, _request_late)]
-    if not req.legs and req.waiting_since is not None:
+    if req.waiting_since is not None and not req.legs:
         dues.append((req.waiting_since + limits.queue, _queue_late))
     if req.retry_at is not None:
         dues.append((req.retry_at, retry))
     if req.release_at is not None and req.released < len(req.law.ids):
         dues.append((req.release_at, release.release))
+    if req.phase is Phase.RACE and req.main is not None and req.main.spoke_at is not None:
+        # Evaluated by the handover step that follows every event.
+        dues.append((handover.race_ends_at(ctx, req, req.main), _look))
     return dues
 
 
-def _leg_dues(ctx: Context, req: Request, leg: Leg) -> list[tuple[float, LegAct]]:
+def _leg_dues(ctx: Context, req: Request, leg: Leg) -> LegDues:
     limits = ctx.config.deadlines
     if leg.role is Role.PREFILL:
         if leg.produced:
-            return []
-        resync_at = _resync_due(leg, leg.opened_at)
-        return [(leg.opened_at + limits.prefill, _lose), (resync_at, ask_again)]
+            return NOTHING_DUE
+        opened_at = leg.opened_at
+        return opened_at + limits.prefill, _lose, _resync_due(leg, opened_at), ask_again
     if leg.landed_at is None:
         moving_since = _moving_since(req, leg)
         if moving_since is None:
-            return []
-        resync_at = _resync_due(leg, moving_since)
-        return [(moving_since + limits.kv, _kv_late), (resync_at, ask_again)]
-    if not req.law.ids:
-        return []
-    if leg.role is Role.RELAY and leg.paused:
+            return NOTHING_DUE
+        return moving_since + limits.kv, _kv_late, _resync_due(leg, moving_since), ask_again
+    if leg.paused and leg.role is Role.RELAY:
         return _paused_dues(ctx, leg)
-    landed_at = max(leg.landed_at, req.account.first_token_at or 0.0)
-    dues: list[tuple[float, LegAct]] = []
+    first_at = req.account.first_token_at
+    if first_at is None:
+        return NOTHING_DUE
+    since = first_at if first_at > leg.landed_at else leg.landed_at
     if leg.spoke_at is None:
-        dues.append((landed_at + limits.first_token, _lose))
-    elif not _waits_for_law(req, leg):
-        dues.append((max(leg.spoke_at, landed_at) + limits.silence, _lose))
-    dues.append((_resync_due(leg, landed_at), ask_again))
-    if req.phase is Phase.RACE and leg.role is Role.MAIN and leg.spoke_at is not None:
-        # Evaluated by the handover step that follows every event.
-        dues.append((handover.race_ends_at(ctx, req, leg), _look))
-    return dues
+        late_at = since + limits.first_token
+    elif _waits_for_law(req, leg):
+        late_at = inf
+    else:
+        late_at = max(leg.spoke_at, since) + limits.silence
+    return late_at, _lose, _resync_due(leg, since), ask_again
 
 
-def _paused_dues(ctx: Context, relay: Leg) -> list[tuple[float, LegAct]]:
-    if relay.paused_since is None:
-        return []
-    dues: list[tuple[float, LegAct]] = [
-        (relay.paused_since + ctx.config.deadlines.cut, _cut_late),
-    ]
-    if relay.pause_at is None:
-        dues.append((_resync_due(relay, relay.paused_since), _pause_again))
-    return dues
+def _paused_dues(ctx: Context, relay: Leg) -> LegDues:
+    since = relay.paused_since
+    if since is None:
+        return NOTHING_DUE
+    ask_at = _resync_due(relay, since) if relay.pause_at is None else inf
+    return since + ctx.config.deadlines.cut, _cut_late, ask_at, _pause_again
 
 
 def _moving_since(req: Request, leg: Leg) -> float | None:
@@ -107,8 +110,8 @@ def _moving_since(req: Request, leg: Leg) -> float | None:
 
 def _waits_for_law(req: Request, leg: Leg) -> bool:
     """Main in a race that is ahead of the law may rightly be silent (its own end-of-text)."""
-    ahead = leg.role is Role.MAIN and not leg.accepted and leg.heard > len(req.law.ids)
-    return ahead and req.phase is Phase.RACE
+    ahead = req.phase is Phase.RACE and leg.role is Role.MAIN and not leg.accepted
+    return ahead and leg.heard > len(req.law.ids)
 
 
 def _resync_due(leg: Leg, since: float) -> float:
@@ -136,7 +139,7 @@ def _queue_late(ctx: Context, req: Request, now: float) -> None:
         fail(ctx, req, Failure.OVERLOADED, "no worker had room within the queue's deadline")
 
 
-def _look(ctx: Context, req: Request, leg: Leg, now: float) -> None:
+def _look(ctx: Context, req: Request, now: float) -> None:
     """Nothing of its own: the steps that follow every event see that the time has come."""
 
 
@@ -179,3 +182,6 @@ def ask_again(ctx: Context, req: Request, leg: Leg, now: float) -> None:
 def _backoff(leg: Leg, now: float) -> None:
     leg.resync_after = now
     leg.resync_wait = min(2 * leg.resync_wait, RESYNC_MOST_S)
+
+
+NOTHING_DUE: LegDues = (inf, _lose, inf, ask_again)

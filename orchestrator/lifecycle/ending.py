@@ -35,7 +35,7 @@ def finish(ctx: Context, req: Request) -> None:
 def fail(ctx: Context, req: Request, failure: Failure, message: str) -> None:
     """Give up: nothing is accepted any more. The client is told after the tokens it is owed."""
     stop_all(ctx, req)
-    req.failed = (failure, message)
+    req.fail(failure, message)
     ctx.counts[f"failed_{failure.value}"] += 1
 
 

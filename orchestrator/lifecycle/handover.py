@@ -18,15 +18,16 @@ def end_relay(ctx: Context, req: Request, now: float) -> None:
     if relay is None or main is None or main.landed_at is None:
         return
     relay_worker = ctx.world.workers[relay.worker]
+    law = len(req.law.ids)
     verdict = handoff.decide(
         Handover(
             mode=req.mode,
             main_heard=main.spoke_at is not None,
-            lag=max(0, len(req.law.ids) - main.heard),
+            lag=max(0, law - main.heard),
             relay_step_s=ctx.step_s(relay),
             main_step_s=ctx.step_s(main),
             rtt_s=ctx.gateway_rtt_s(main),
-            lead_s=(len(req.law.ids) - req.released) * (pace_s(ctx, req) or 0.0),
+            lead_s=(law - req.released) * (pace_s(ctx, req) or 0.0) if law > req.released else 0.0,
             bound_s=ctx.config.handoff_bound_s,
             bound_passed=now >= race_ends_at(ctx, req, main),
             relay_overloaded=relay_worker.slots_used >= relay_worker.up.slots,

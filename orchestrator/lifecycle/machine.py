@@ -85,14 +85,16 @@ class Machine:
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Tell the machine what happened at `now` (seconds, monotonic); do what it answers."""
-        self.ctx.actions = []
-        self.ctx.world.now = now
+        ctx = self.ctx
+        ctx.actions = []
+        ctx.world.now = now
         self._at_work = None
         _HANDLERS[type(event)](self, event, now)
-        self._expire(now)
-        if self.ctx.room_made:
+        if self._due and self._due[0][0] <= now:
+            self._expire(now)
+        if ctx.room_made:
             self._admit(now)
-        return self.ctx.actions
+        return ctx.actions
 
     def abandon(self) -> list[Action]:
         """After `handle` raised, which is a defect: end the request it was at, and only that one.
@@ -109,9 +111,13 @@ class Machine:
 
     def next_deadline(self) -> float | None:
         """When `Ticked` must be told at the latest; always later than the last `now`."""
-        while self._due and self._due_at.get(self._due[0][1]) != self._due[0][0]:
-            heapq.heappop(self._due)
-        return self._due[0][0] if self._due else None
+        due = self._due
+        while due:
+            at, name = due[0]
+            if self._due_at.get(name) == at:
+                return at
+            heapq.heappop(due)
+        return None
 
     @property
     def queued(self) -> int:
@@ -123,26 +129,26 @@ class Machine:
     def _settle(self, req: Request, now: float) -> None:
         """What follows every event of a request: duties, feeds, the handover, releases."""
         self._at_work = req
-        name = req.name
+        ctx, name = self.ctx, req.name
         if not req.over:
-            reconcile(self.ctx, req, now)
-            if recheck(self.ctx, req, now):
-                reconcile(self.ctx, req, now)
+            reconcile(ctx, req, now)
+            if recheck(ctx, req, now):
+                reconcile(ctx, req, now)
             if req.phase is Phase.RACE:
-                end_relay(self.ctx, req, now)
+                end_relay(ctx, req, now)
         if not req.over:
             self._feed(req, now)
-        release(self.ctx, req, now)
+        release(ctx, req, now)
         if req.over:
             end = finish if req.failed is None else tell_failure
-            end(self.ctx, req)
+            end(ctx, req)
             self._forget(req)
             return
         if not req.legs:
             self._queue[name] = None
         elif name in self._queue:
             del self._queue[name]
-        due = deadlines.next_due(self.ctx, req)
+        due = deadlines.next_due(ctx, req)
         if self._due_at.get(name) != due:
             self._due_at[name] = due
             heapq.heappush(self._due, (due, name))
@@ -226,7 +232,7 @@ class Machine:
         if isinstance(message, Load):
             view = self.ctx.world.workers.get(event.worker)
             if view is not None:
-                view.load = message
+                view.report(message)
                 self._links_seen(view, message, now)
             return
         req = self.requests.get(message.request)
@@ -329,7 +335,7 @@ class Machine:
 
     def _has_landed(self, req: Request, leg: Leg, now: float) -> None:
         leg.landed_at = now
-        self.ctx.unqueue(req, leg)
+        self.ctx.unqueue(leg)
         self.ctx.prefixes.note(leg.worker, req.prefix)
         if leg.role is not Role.MAIN:
             return
@@ -344,7 +350,7 @@ class Machine:
             self.ctx.counts["stale_messages"] += 1
             return
         leg.pause_at = message.at
-        self.ctx.free_slot(req, leg)
+        self.ctx.free_slot(leg)
 
     def _refused(self, req: Request, leg: Leg, message: Refused, now: float) -> None:
         self.ctx.counts["refused"] += 1
@@ -360,7 +366,7 @@ class Machine:
             return
         self.ctx.counts["kv_failed"] += 1
         req.failed_sources.add(message.source)
-        self.ctx.unqueue(req, leg)
+        self.ctx.unqueue(leg)
         leg.source = None
 
     def _kv_stats(self, req: Request, leg: Leg, message: KVStats, now: float) -> None:

@@ -261,7 +261,7 @@ def resume_relay(ctx: Context, req: Request, now: float) -> bool:
     relay.pause_seq += 1
     relay.spoke_at = now  # its silence was wanted
     ctx.counts["resumed"] += 1
-    ctx.take_slot(req, relay)
+    ctx.take_slot(relay)
     ctx.send(relay.worker, Resume(request=req.name, epoch=relay.epoch, seq=relay.pause_seq))
     return True
 

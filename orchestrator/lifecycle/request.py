@@ -10,6 +10,7 @@ from orchestrator.policy.router import Decision
 from orchestrator.state.actions import Failure, FinishReason
 from orchestrator.state.events import Arrived, HandoffMode
 from orchestrator.state.law import Law
+from orchestrator.state.links import LegId, LinkView
 from workers.api.messages import RANK, Role, TokenRun
 
 # A leg's runs that cannot be judged yet wait here; more than this many are forgotten and asked
@@ -36,18 +37,15 @@ class StepClock:
     """Seconds per token of one leg, from the arrival of its own runs.
 
     The mean of the first few gaps, then a moving average. Law that the leg was fed, and took over
-    in one pass, is no step.
+    in one pass, is no step. `trusted_s` is the step once it was seen often enough to act on; jitter
+    makes the first gaps lie.
     """
 
     step_s: float | None = None
+    trusted_s: float | None = None
     gaps: int = 0
     last_at: float | None = None
     last_end: int | None = None
-
-    @property
-    def trusted_s(self) -> float | None:
-        """The step once it was seen often enough to act on; jitter makes the first gaps lie."""
-        return self.step_s if self.gaps >= TRUSTED_GAPS else None
 
     def note(self, start: int, end: int, now: float) -> None:
         """A run of indices [start, end) has arrived."""
@@ -56,6 +54,8 @@ class StepClock:
             self.gaps += 1
             old = self.step_s or 0.0
             self.step_s = old + max(STEP_WEIGHT, 1 / self.gaps) * (gap - old)
+            if self.gaps >= TRUSTED_GAPS:
+                self.trusted_s = self.step_s
         self.last_at, self.last_end = now, end
 
 
@@ -67,6 +67,7 @@ class Leg:
     `source`: epoch of the leg that sends its KV; None for prefill, or when the source is lost.
     """
 
+    key: LegId
     epoch: int
     role: Role
     worker: str
@@ -85,7 +86,9 @@ class Leg:
     sent: int = 0  # how much of the law was fed
     produced: bool = False  # a prefill leg has given its one token
     accepted: int = 0
+    rank: int = field(init=False)
     parked: list[TokenRun] = field(default_factory=list)
+    queued_on: tuple[LinkView, ...] = ()  # that have its KV in their books
     clock: StepClock = field(default_factory=StepClock)
     pause_seq: int = 0
     paused: bool = False
@@ -94,18 +97,17 @@ class Leg:
     resync_after: float = 0.0
     resync_wait: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.rank = RANK[self.role]
+
     @property
     def landed(self) -> bool:
         return self.landed_at is not None
 
     @property
-    def rank(self) -> int:
-        return RANK[self.role]
-
-    @property
     def deaf(self) -> bool:
         """It has not said that it knows all it was fed. What it produced needs no saying."""
-        return self.role is not Role.PREFILL and not self.accepted and self.fed < self.sent
+        return not self.accepted and self.fed < self.sent and self.role is not Role.PREFILL
 
 
 @dataclass(slots=True)
@@ -164,6 +166,7 @@ class Request:
     released: int = 0
     release_at: float | None = None  # when the next paced token is due
     lead_spent: bool = False  # after the handoff nothing was held back any more
+    over: bool = False  # ended well or badly; nothing is accepted any more
     ended: FinishReason | None = None
     failed: tuple[Failure, str] | None = None
     account: Account = field(default_factory=Account)
@@ -178,13 +181,16 @@ class Request:
         return self.spec.limit
 
     @property
-    def over(self) -> bool:
-        """Ended well or badly; nothing is accepted any more."""
-        return self.ended is not None or self.failed is not None
-
-    @property
     def remaining(self) -> int:
         return self.spec.limit - len(self.law.ids)
+
+    def end(self, reason: FinishReason) -> None:
+        """The law is complete."""
+        self.over, self.ended = True, reason
+
+    def fail(self, failure: Failure, message: str) -> None:
+        """It is given up."""
+        self.over, self.failed = True, (failure, message)
 
     def add(self, leg: Leg) -> None:
         """A leg has started."""
@@ -204,10 +210,12 @@ class Request:
     @property
     def authority(self) -> Leg | None:
         """The highest-ranked live leg with an accepted token."""
-        for leg in (self.main, self.relay, self.prefill):
-            if leg is not None and leg.accepted:
-                return leg
-        return None
+        leg = self.main
+        if leg is None or not leg.accepted:
+            leg = self.relay
+        if leg is None or not leg.accepted:
+            leg = self.prefill
+        return leg if leg is not None and leg.accepted else None
 
     def owes(self, leg: Leg) -> bool:
         """Whether a leg that speaks leaves something out, so that it must be asked.
@@ -224,24 +232,21 @@ class Request:
 
     def joint_phase(self) -> Phase:
         """Where the live legs say that the request stands."""
-        return JOINT[self._token_track(), self._kv_track()]
-
-    def _token_track(self) -> TokenTrack:
-        """Who brings the next token."""
+        relay, main = self.relay, self.main
+        if main is None:
+            kv = KVTrack.ABSENT
+        else:
+            kv = KVTrack.MOVING if main.landed_at is None else KVTrack.LANDED
         if self.over:
-            return TokenTrack.ENDED
-        if self.decision is None:
-            return TokenTrack.UNROUTED
-        if not self.law.ids:
-            return TokenTrack.EMPTY
-        if self.main is not None and self.main.accepted:
-            return TokenTrack.MAIN
-        if self.relay is not None:
-            return TokenTrack.PAUSED if self.relay.paused else TokenTrack.RELAYING
-        return TokenTrack.WAITING
-
-    def _kv_track(self) -> KVTrack:
-        """Where main's KV is."""
-        if self.main is None:
-            return KVTrack.ABSENT
-        return KVTrack.MOVING if self.main.landed_at is None else KVTrack.LANDED
+            token = TokenTrack.ENDED
+        elif self.decision is None:
+            token = TokenTrack.UNROUTED
+        elif not self.law.ids:
+            token = TokenTrack.EMPTY
+        elif main is not None and main.accepted:
+            token = TokenTrack.MAIN
+        elif relay is not None:
+            token = TokenTrack.PAUSED if relay.paused else TokenTrack.RELAYING
+        else:
+            token = TokenTrack.WAITING
+        return JOINT[token, kv]

@@ -5,6 +5,7 @@ All workers serve one model, so unlike theirs the names are without its fingerpr
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from workers.kv.prefix import CANONICAL_TOKENS as BLOCK
@@ -69,16 +70,14 @@ class PrefixBook:
 
     def hits(self, hashes: Sequence[Name], workers: Iterable[str]) -> dict[str, int]:
         """Leading tokens each worker probably has; workers without any are left out."""
-        found = {}
+        found: dict[str, int] = {}
+        if not hashes:
+            return found
         for worker in workers:
             seen = self._seen.get(worker)
             if not seen:
                 continue
-            depth = 0
-            for h in hashes:
-                if h not in seen:
-                    break
-                depth += 1
+            depth = len(list(takewhile(seen.__contains__, hashes)))
             if depth:
                 found[worker] = depth * self.names.block_tokens
         return found

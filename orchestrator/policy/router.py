@@ -6,7 +6,7 @@ it when N = T_kv / tau_R tokens fit the output.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from math import ceil, inf
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from orchestrator.state.events import Route
 from orchestrator.state.views import SAME_SITE_BYTES_PER_S, WorkerView, World
 from workers.api.messages import Role
+from workers.api.record import record
 
 # Outputs are seldom as long as their limit; without a better prediction assume this many tokens.
 EXPECTED_OUTPUT = 256
@@ -29,7 +30,7 @@ class Refusal(StrEnum):
     TOO_LONG = "too long"  # it fits no worker's memory or context
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ask:
     """What is to be placed: `tokens` to compute (prompt and law), at most `remaining` to decode.
 
@@ -92,7 +93,7 @@ def choose(ask: Ask, world: World) -> Decision | Refusal:
     if ask.forced is not None:
         found = [d for d in found if d.route is ask.forced] or found
     if found:
-        return min(found, key=_rank)
+        return min(found, key=_rank) if len(found) > 1 else found[0]
     if any(True for _ in _decisions(ask, world, live, only_with_room=False)):
         return Refusal.BUSY
     fits = [w for w in live if main_reserve(ask) <= min(w.up.max_context, w.up.kv_total_tokens)]
@@ -139,6 +140,7 @@ def place(
     return None if best is None else best.name
 
 
+ANY_ROLE = frozenset(Role)
 ORDER = {Route.LOCAL: 0, Route.DIRECT: 1, Route.RELAY: 2}
 
 
@@ -147,47 +149,62 @@ def _rank(d: Decision) -> tuple[bool, float, int, str, str]:
     return (d.late, round(d.cost_s / TIE_S) * TIE_S, ORDER[d.route], d.prefill, d.main)
 
 
+class _Prefill(NamedTuple):
+    """A worker for the prefill leg, with what that leg will take."""
+
+    worker: WorkerView
+    prefill_s: float
+    ttft_s: float
+
+
 def _decisions(
     ask: Ask, world: World, live: list[WorkerView], *, only_with_room: bool
 ) -> Iterator[Decision]:
-    need_main = main_reserve(ask)
-    live = [w for w in live if need_main <= w.up.max_context]
+    need_main, need_relay = main_reserve(ask), relay_reserve(ask, 0)
 
-    fits = WorkerView.has_room if only_with_room else WorkerView.could_hold
-
-    def able(role: Role, tokens: int) -> list[WorkerView]:
-        return [w for w in live if (ask.any_role or role in w.up.roles) and fits(w, tokens)]
+    def room(w: WorkerView) -> int:
+        return w.room if only_with_room else w.up.kv_total_tokens
 
     def fits_beside(w: WorkerView, p: WorkerView, tokens: int) -> bool:
         return w is not p or _both_fit(p, ask.tokens + tokens, only_with_room)
 
-    prefills = _best_per_site(
-        able(Role.PREFILL, ask.tokens), lambda w: (_prefill_s(ask, w), w.name)
-    )
-    if ask.remaining <= 1:
-        for p in prefills:
-            yield _predict(ask, world, p, None, p)  # its own token is the last one
-        return
-    mains = able(Role.MAIN, need_main)
-    relays = sorted(
-        able(Role.RELAY, relay_reserve(ask, 0)), key=lambda w: (w.slots_used / w.up.slots, w.name)
-    )
-    for p in prefills:
+    prefills: list[WorkerView] = []
+    relays: list[tuple[float, str, WorkerView]] = []
+    mains: list[WorkerView] = []
+    for w in live:
+        if need_main > w.up.max_context:
+            continue
+        roles, most = ANY_ROLE if ask.any_role else w.up.roles, room(w)
+        if Role.PREFILL in roles and ask.tokens <= most:
+            prefills.append(w)
+        if Role.RELAY in roles and need_relay <= most:
+            relays.append((w.slots_used / w.up.slots, w.name, w))
+        if Role.MAIN in roles and need_main <= most:
+            mains.append(w)
+    relays.sort()
+
+    for p in _best_per_site(prefills, lambda w: (_prefill_s(ask, w), w.name)):
+        prefill_s = _prefill_s(ask, p)
+        prefill = _Prefill(p, prefill_s, prefill_s + world.rtt_s(world.gateway_site, p.site))
+        if ask.remaining <= 1:
+            yield _predict(ask, world, prefill, None, p, 0.0)  # its own token is the last one
+            continue
         if p in mains and fits_beside(p, p, need_main):
-            yield _predict(ask, world, p, None, p)
-        for m in _lightest(ask, [m for m in mains if m is not p]):
+            yield _predict(ask, world, prefill, None, p, 0.0)
+        for m in _best_per_site([m for m in mains if m is not p], lambda w: _weight(ask, w)):
             if not world.connected(p.site, m.site):
                 continue
-            yield _predict(ask, world, p, None, m)
+            kv_s = _transfer_s(ask, world, prefill, m)
+            yield _predict(ask, world, prefill, None, m, kv_s)
             if m.site == p.site:
                 continue
-            for relay in relays:
+            for _, _, relay in relays:
                 if relay.site != p.site:
                     continue
-                relayed = _predict(ask, world, p, relay, m)
+                relayed = _predict(ask, world, prefill, relay, m, kv_s)
                 # The slower the line, the more the relay will decode and has to set aside.
                 need_relay = relay_reserve(ask, relayed.relay_tokens)
-                if fits(relay, need_relay) and fits_beside(relay, p, need_relay):
+                if need_relay <= room(relay) and fits_beside(relay, p, need_relay):
                     yield relayed
                     break
 
@@ -202,16 +219,17 @@ def _both_fit(w: WorkerView, tokens: int, only_with_room: bool) -> bool:
 def _best_per_site(
     workers: Iterable[WorkerView], key: Callable[[WorkerView], tuple[float | str, ...]]
 ) -> list[WorkerView]:
-    sites: dict[str, list[WorkerView]] = {}
+    best: dict[str, tuple[tuple[float | str, ...], WorkerView]] = {}
     for w in workers:
-        sites.setdefault(w.site, []).append(w)
-    return [min(there, key=key) for there in sites.values()]
+        found = key(w), w
+        if w.site not in best or found[0] < best[w.site][0]:
+            best[w.site] = found
+    return [w for _, w in best.values()]
 
 
-def _lightest(ask: Ask, workers: list[WorkerView]) -> list[WorkerView]:
-    return _best_per_site(
-        workers, lambda w: (-ask.hits.get(w.name, 0), w.slots_used / w.up.slots, w.name)
-    )
+def _weight(ask: Ask, w: WorkerView) -> tuple[float | str, ...]:
+    """Of main workers the one with the longest hit is taken, then the lightest."""
+    return -ask.hits.get(w.name, 0), w.slots_used / w.up.slots, w.name
 
 
 def _prefill_s(ask: Ask, p: WorkerView) -> float:
@@ -219,8 +237,9 @@ def _prefill_s(ask: Ask, p: WorkerView) -> float:
     return (p.prefill_queue_tokens + missing) / p.prefill_tokens_per_s
 
 
-def _transfer_s(ask: Ask, world: World, p: WorkerView, m: WorkerView, prefill_s: float) -> float:
+def _transfer_s(ask: Ask, world: World, prefill: _Prefill, m: WorkerView) -> float:
     """Seconds from the end of prefill until the KV has landed at `m`."""
+    p = prefill.worker
     if p is m:
         return 0.0
     missing = ask.tokens - min(ask.hits.get(m.name, 0), ask.tokens)
@@ -232,37 +251,39 @@ def _transfer_s(ask: Ask, world: World, p: WorkerView, m: WorkerView, prefill_s:
     now = world.now
     sending_s = link.waiting_bytes(now) + link.wire_bytes(nbytes)
     sending_s /= link.goodput_bytes_per_s(now)
-    return max(0.0, sending_s - prefill_s) + link.rtt_s(now) / 2
+    return max(0.0, sending_s - prefill.prefill_s) + link.rtt_s(now) / 2
 
 
 def _predict(
-    ask: Ask, world: World, p: WorkerView, r: WorkerView | None, m: WorkerView
+    ask: Ask,
+    world: World,
+    prefill: _Prefill,
+    r: WorkerView | None,
+    m: WorkerView,
+    kv_s: float,
 ) -> Decision:
-    prefill_s = _prefill_s(ask, p)
-    gateway = world.gateway_site
+    """What comes of three workers; `kv_s` from the end of prefill until `m` has its KV."""
+    p, _, ttft_s = prefill
     output = expected_output(ask.remaining)
-    kv_s = _transfer_s(ask, world, p, m, prefill_s)
-    ttft_s = prefill_s + world.rtt_s(gateway, p.site)
     main_step_s = m.step_s
     if r is None:
         relay_tokens = 0
-        stall_s = max(kv_s, world.rtt_s(gateway, m.site)) + main_step_s
+        stall_s = max(kv_s, world.rtt_s(world.gateway_site, m.site)) + main_step_s
         total_s = ttft_s + stall_s + max(0, output - 2) * main_step_s
     else:
-        near_s, relay_step_s = _transfer_s(ask, world, p, r, prefill_s), r.step_s
-        stall_s = max(near_s, world.rtt_s(gateway, r.site)) + relay_step_s
+        near_s, relay_step_s = _transfer_s(ask, world, prefill, r), r.step_s
+        stall_s = max(near_s, world.rtt_s(world.gateway_site, r.site)) + relay_step_s
         relay_tokens = min(output, ceil((kv_s + main_step_s) / relay_step_s))
         total_s = ttft_s + stall_s + relay_tokens * relay_step_s
         total_s += max(0, output - 2 - relay_tokens) * main_step_s
-    route = Route.LOCAL if p.site == m.site else Route.DIRECT if r is None else Route.RELAY
     return Decision(
-        route=route,
-        prefill=p.name,
-        relay=None if r is None else r.name,
-        main=m.name,
-        ttft_s=ttft_s,
-        stall_s=stall_s,
-        total_s=total_s,
-        relay_tokens=relay_tokens,
+        Route.LOCAL if p.site == m.site else Route.DIRECT if r is None else Route.RELAY,
+        p.name,
+        None if r is None else r.name,
+        m.name,
+        ttft_s,
+        stall_s,
+        total_s,
+        relay_tokens,
         late=kv_s > ask.kv_limit_s,
     )

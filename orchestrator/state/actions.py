@@ -1,10 +1,10 @@
 """Actions: what the driver must do. Imperative, frozen; each is carried out outside the core."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from orchestrator.state.events import HandoffMode, Route
 from workers.api.messages import DownMessage, TokenLogprobs
+from workers.api.record import record
 
 
 class FinishReason(StrEnum):
@@ -24,7 +24,7 @@ class Failure(StrEnum):
     INTERNAL = "internal"  # 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Send:
     """Deliver a message to a worker, at least once until its leg ends or the worker is lost."""
 
@@ -32,7 +32,7 @@ class Send:
     message: DownMessage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Emit:
     """Give the client the tokens at output index `start` and on."""
 
@@ -43,7 +43,7 @@ class Emit:
     margins: tuple[float, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Summary:
     """A request's account, for the client's extension field and for metrics.
 
@@ -69,7 +69,7 @@ class Summary:
     sites: dict[str, str]  # role -> worker that served it last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Finish:
     """Every token was emitted; close the client's stream. `stop` is the matched stop string."""
 
@@ -79,7 +79,7 @@ class Finish:
     summary: Summary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Fail:
     """Tell the client why it ends here: a status before the first byte, an error frame after."""
 

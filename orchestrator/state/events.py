@@ -1,9 +1,10 @@
 """Events: what has happened, told to the machine. Past tense, frozen, replayable."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from workers.api.messages import Role, Sampling, UpMessage
+from workers.api.record import record
 
 
 class Route(StrEnum):
@@ -22,7 +23,7 @@ class HandoffMode(StrEnum):
     ONE_SHOT = "one-shot"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Arrived:
     """A client's request. `limit` is the most output tokens it may get.
 
@@ -44,14 +45,14 @@ class Arrived:
     handoff: HandoffMode | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ClientGone:
     """The client closed its connection; nobody reads what is still to come."""
 
     request: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Heard:
     """A message from a worker."""
 
@@ -59,7 +60,7 @@ class Heard:
     message: UpMessage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WorkerUp:
     """A worker is there: new, restarted (its legs are gone) or reachable again.
 
@@ -77,7 +78,7 @@ class WorkerUp:
     draining: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WorkerLost:
     """A worker died or cannot be reached: its legs are lost."""
 
@@ -85,28 +86,28 @@ class WorkerLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WorkerDraining:
     """A worker takes no new legs; those it has go on (SIGTERM, `pdd drain`, a lapsed lease)."""
 
     worker: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WorkerReturned:
     """A draining worker takes new legs again: its site's lease was renewed."""
 
     worker: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Reconnected:
     """A worker's token stream broke and is open again; what it said meanwhile may be lost."""
 
     worker: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LinkTold:
     """What the topology says of the link between two sites, both ways alike."""
 
@@ -116,7 +117,7 @@ class LinkTold:
     bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ticked:
     """The time `next_deadline()` named has come."""
 

@@ -12,8 +12,8 @@ from workers.api.messages import TokenLogprobs
 class Law:
     """Accepted output ids with the history hash before each index.
 
-    Only the hashes at the ends of accepted runs are kept: `hashes[i]` covers ids[:ends[i]]. Those
-    in between are computed from the last one before them, and are seldom asked for.
+    A hash is computed when it is asked for, from the last one before it, and kept if it is the
+    longest so far: `hashes[i]` covers ids[:ends[i]].
     """
 
     ids: list[int] = field(default_factory=list)
@@ -34,8 +34,6 @@ class Law:
         """Accept `ids` at the end, with what was reported about each."""
         start = len(self.ids)
         self.ids.extend(ids)
-        self.ends.append(len(self.ids))
-        self.hashes.append(extend_history(self.hashes[-1], ids))
         if logprobs is not None:
             self.logprobs.update(enumerate(logprobs, start))
         if margins is not None:
@@ -43,13 +41,21 @@ class Law:
 
     def history(self, index: int) -> int:
         """The hash of ids[:index], index <= len(self)."""
-        at = bisect_right(self.ends, index) - 1
-        end, history = self.ends[at], self.hashes[at]
-        return history if end == index else extend_history(history, self.ids[end:index])
+        ends, hashes = self.ends, self.hashes
+        if index < ends[-1]:
+            at = bisect_right(ends, index) - 1
+            end, history = ends[at], hashes[at]
+            return history if end == index else extend_history(history, self.ids[end:index])
+        if index > ends[-1]:
+            hashes.append(extend_history(hashes[-1], self.ids[ends[-1] : index]))
+            ends.append(index)
+        return hashes[-1]
 
     def agrees(self, index: int, history: int, ids: Sequence[int]) -> bool:
         """Whether a run that starts at `index` <= len(self) tells the law's own story so far."""
         if self.history(index) != history:
             return False
+        if index == len(self.ids):
+            return True
         known = self.ids[index : index + len(ids)]
         return list(ids[: len(known)]) == known

@@ -28,7 +28,8 @@ class Booking(NamedTuple):
 class WorkerView:
     """One worker as this gateway knows it. The totals are those of `bookings`.
 
-    `prefill_queue_tokens`: prompt tokens that must be computed before a new leg's turn.
+    `prefill_queue_tokens`: prompt tokens that must be computed before a new leg's turn. `step_s`
+    (per decode step) and `prefill_tokens_per_s` are as last reported, and never 0.
     """
 
     up: WorkerUp
@@ -36,6 +37,8 @@ class WorkerView:
     site: str = field(init=False)
     load: Load | None = None
     draining: bool = False
+    step_s: float = field(default=DEFAULT_STEP_S, init=False)
+    prefill_tokens_per_s: float = field(default=DEFAULT_PREFILL_TOKENS_PER_S, init=False)
     bookings: dict[LegId, Booking] = field(default_factory=dict, init=False)
     slots_used: int = field(default=0, init=False)
     tokens_booked: int = field(default=0, init=False)
@@ -43,6 +46,14 @@ class WorkerView:
 
     def __post_init__(self) -> None:
         self.name, self.site = self.up.worker, self.up.site
+        if self.load is not None:
+            self.report(self.load)
+
+    def report(self, load: Load) -> None:
+        """What the worker says of itself."""
+        self.load = load
+        self.step_s = load.step_s or DEFAULT_STEP_S
+        self.prefill_tokens_per_s = load.prefill_tokens_per_s or DEFAULT_PREFILL_TOKENS_PER_S
 
     def book(self, leg: LegId, booking: Booking) -> None:
         """Enter what a leg takes; an earlier entry of the same leg is struck out."""
@@ -65,27 +76,15 @@ class WorkerView:
         self.prefill_queue_tokens += sign * booking.prefill_tokens
 
     @property
-    def step_s(self) -> float:
-        """Seconds per decode step, as last reported; never 0."""
-        reported = self.load.step_s if self.load else None
-        return reported or DEFAULT_STEP_S
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        """Prompt tokens computed per second, as last reported; never 0."""
-        reported = self.load.prefill_tokens_per_s if self.load else None
-        return reported or DEFAULT_PREFILL_TOKENS_PER_S
-
-    def could_hold(self, tokens: int) -> bool:
-        """Whether a leg of `tokens` fits the worker when nothing else is on it."""
-        return tokens <= self.up.kv_total_tokens
+    def room(self) -> int:
+        """Tokens one more leg may have by the books; below 0 when every slot is taken."""
+        if self.slots_used >= self.up.slots:
+            return -1
+        return self.up.kv_total_tokens - self.tokens_booked
 
     def has_room(self, tokens: int) -> bool:
         """Whether one more leg of `tokens` fits the books."""
-        return (
-            self.slots_used < self.up.slots
-            and self.tokens_booked + tokens <= self.up.kv_total_tokens
-        )
+        return tokens <= self.room
 
 
 @dataclass(slots=True)

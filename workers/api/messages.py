@@ -4,8 +4,10 @@ Every message carries `request` (unique across gateways) and `epoch` (one leg of
 Output indices count from 0; all ranges are half-open.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from workers.api.record import record
 
 
 class Role(StrEnum):
@@ -19,7 +21,7 @@ class Role(StrEnum):
 RANK = {Role.PREFILL: 0, Role.RELAY: 1, Role.MAIN: 2}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sampling:
     """How tokens are drawn: Gumbel-max with a counter per output index, so any leg draws alike."""
 
@@ -35,7 +37,7 @@ class Sampling:
     margins: bool = False  # report the distance of the two best (noisy) logits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TokenLogprobs:
     """Log-probabilities of one output token and of the best alternatives, natural log."""
 
@@ -46,7 +48,7 @@ class TokenLogprobs:
 # ---------------------------------------------------------------- control, gateway to worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Start:
     """Open a leg.
 
@@ -70,7 +72,7 @@ class Start:
     cache_salt: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SendKV:
     """Send the KV of tokens [start, stop) of this leg's sequence to another leg, as it appears.
 
@@ -90,7 +92,7 @@ class SendKV:
     address: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Pause:
     """Produce no index >= `at`; None: finish the running step."""
 
@@ -100,7 +102,7 @@ class Pause:
     at: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Resume:
     """Take decoding up again; obeyed only if `seq` is newer than the last pause or resume."""
 
@@ -109,7 +111,7 @@ class Resume:
     seq: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Stop:
     """End the leg and free all it holds. Leaves a tombstone."""
 
@@ -120,7 +122,7 @@ class Stop:
 # ---------------------------------------------------------------- tokens, gateway to worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Feed:
     """The law is now `law` long; `ids` is law[start:], left out for the leg that produced it."""
 
@@ -131,7 +133,7 @@ class Feed:
     ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Resync:
     """Send your run from `start` again; always answered, with an empty run if there is none."""
 
@@ -143,7 +145,7 @@ class Resync:
 # ---------------------------------------------------------------- worker to gateway
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TokenRun:
     """Tokens sampled at `index`, `index` + 1, ... after the history `hist`.
 
@@ -161,7 +163,7 @@ class TokenRun:
     margins: tuple[float, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Landed:
     """The leg's imported KV is complete: the prompt and `covered` law tokens."""
 
@@ -170,7 +172,7 @@ class Landed:
     covered: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Paused:
     """The leg has paused; `at` is the first index it did not produce."""
 
@@ -180,7 +182,7 @@ class Paused:
     at: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Refused:
     """The worker cannot take the leg; it holds nothing for it."""
 
@@ -190,7 +192,7 @@ class Refused:
     retryable: bool = True  # False: no other worker would take it either
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class KVFailed:
     """The KV that leg `source` was sending to this leg will not arrive."""
 
@@ -200,7 +202,7 @@ class KVFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class KVStats:
     """What one landed import cost; sent beside `Landed`, for people and metrics only."""
 
@@ -214,7 +216,7 @@ class KVStats:
 HEARTBEAT_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LinkLoad:
     """What a worker sees of the link to another site, as a sender of KV; None: not known.
 
@@ -234,7 +236,7 @@ class LinkLoad:
     resent_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Load:
     """A worker's own account of itself, sent to every gateway each `HEARTBEAT_S`."""
 

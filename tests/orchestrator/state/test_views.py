@@ -65,10 +65,10 @@ def test_a_held_or_paused_leg_takes_memory_only() -> None:
 def test_speeds_are_the_reported_ones_and_never_0() -> None:
     w = view()
     assert (w.step_s, w.prefill_tokens_per_s) == (DEFAULT_STEP_S, DEFAULT_PREFILL_TOKENS_PER_S)
-    w.load = load(0.01, 900.0)
+    w.report(load(0.01, 900.0))
     assert (w.step_s, w.prefill_tokens_per_s) == (0.01, 900.0)
     for nothing in (load(None, None), load(0.0, 0.0)):
-        w.load = nothing
+        w.report(nothing)
         assert (w.step_s, w.prefill_tokens_per_s) == (DEFAULT_STEP_S, DEFAULT_PREFILL_TOKENS_PER_S)
 
 

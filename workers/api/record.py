@@ -1,0 +1,16 @@
+"""How messages, events and actions are written down: data that nobody changes once it is made."""
+
+from dataclasses import dataclass
+from typing import TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def record(cls: type[T]) -> type[T]:
+    """A dataclass with named fields that are never set again.
+
+    The type checker holds everyone to that. A dataclass that is frozen at run time too takes
+    three times as long to make, and these are made by the million.
+    """
+    return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
