@@ -8,8 +8,19 @@ from benchmarks import driver as driver_bench
 from orchestrator.replay.driver import Replay
 from orchestrator.state.actions import Finish
 from orchestrator.state.events import Arrived, HandoffMode, Route
-from tests.orchestrator.replay.rig import deployment, replayed, workload
+from tests.orchestrator.replay.rig import COSTS, deployment, replayed, workload
+from workers.costs import Costs, RooflineCosts
 
+# An attention that matters, and a batch that is bound by memory from its first tokens on.
+ROOFLINE = RooflineCosts(
+    flops=2e10,
+    memory_bytes_per_s=1e8,
+    active_params=8e5,
+    attention_width=100,
+    kv_bytes_per_token=200,
+    weight_bytes=2e6,
+    overhead_s=0.001,
+)
 ROUTES = [Route.LOCAL, Route.DIRECT, Route.RELAY, None]
 
 
@@ -64,12 +75,13 @@ def test_it_is_deterministic() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("route", [Route.LOCAL, Route.DIRECT])
-def test_long_runs_change_nothing(route: Route, seed: int) -> None:
+@pytest.mark.parametrize("costs", [COSTS, ROOFLINE])
+def test_long_runs_change_nothing(route: Route, seed: int, costs: Costs) -> None:
     """Under overload too: some wait for memory and slots."""
     setup = deployment()
     pools = {Route.LOCAL: "near/main", Route.DIRECT: "far/main"}
     small = tuple(
-        replace(w, kv_tokens=6000, slots=6)
+        replace(w, kv_tokens=6000, slots=6, costs=costs, shared_budget=seed % 2 == 1)
         for w in setup.workers
         if w.name.startswith(("near/prefill", pools[route]))
     )
