@@ -26,9 +26,13 @@ Name = Any  # of a block: bytes, or what a workload calls it; equal is all that 
 
 
 class BlockNames:
-    """Names content by its tokens. Prompts without tokens are named by whoever made them."""
+    """Names content by its tokens. Prompts without tokens are named by whoever made them.
+
+    `blocks_per_worker`: how many of a worker's are remembered, the newest.
+    """
 
     block_tokens = BLOCK
+    blocks_per_worker = 4096
 
     def of_prompt(self, prompt_ids: Sequence[int], cache_salt: str) -> tuple[Name, ...]:
         """Names of a prompt's leading blocks; what they are of is nobody else's business."""
@@ -48,9 +52,9 @@ class BlockNames:
 class PrefixBook:
     """Per worker the blocks it was seen to hold; a guess, since workers evict on their own."""
 
-    def __init__(self, names: BlockNames | None = None, blocks_per_worker: int = 4096) -> None:
+    def __init__(self, names: BlockNames | None = None) -> None:
         self.names = names or BlockNames()
-        self._limit = blocks_per_worker
+        self._limit = self.names.blocks_per_worker
         self._seen: dict[str, OrderedDict[Name, None]] = {}
 
     def note(self, worker: str, hashes: Sequence[Name]) -> None:

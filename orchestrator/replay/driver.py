@@ -53,7 +53,8 @@ class Replay:
         core = replace(core, deadlines=patient)
         self.schedule = Schedule()
         self._at = self.schedule.at
-        self.machine = Machine(core, IdWatch, PromptNames(setup.block_tokens))
+        most_kv = max(spec.kv_tokens for spec in setup.workers)
+        self.machine = Machine(core, IdWatch, PromptNames(setup.block_tokens, most_kv))
         self.outcomes: dict[str, Outcome] = {}
         self.asked = 0  # requests so far
         self._ended = ended

@@ -34,12 +34,14 @@ def blocks_of(prompt_ids: Sequence[int]) -> tuple[int, ...]:
 class PromptNames(BlockNames):
     """For the core: names as they came with the workload, one for `block_tokens` tokens.
 
-    None: workers keep no prefixes, so nothing is worth a name.
+    None: workers keep no prefixes, so nothing is worth a name. `kv_tokens`: the most that one of
+    them can keep; what is older than so much need not be remembered.
     """
 
-    def __init__(self, block_tokens: int | None) -> None:
+    def __init__(self, block_tokens: int | None, kv_tokens: int) -> None:
         self._named = block_tokens is not None
         self.block_tokens = block_tokens or BlockNames.block_tokens
+        self.blocks_per_worker = max(1, kv_tokens // self.block_tokens)
 
     def of_prompt(self, prompt_ids: Sequence[int], cache_salt: str) -> tuple[Name, ...]:
         return blocks_of(prompt_ids) if self._named else ()

@@ -1,6 +1,6 @@
 """The book of cached prefixes."""
 
-from orchestrator.policy.prefixes import BLOCK, PrefixBook, block_hashes
+from orchestrator.policy.prefixes import BLOCK, BlockNames, PrefixBook, block_hashes
 
 IDS = tuple(range(100, 100 + 4 * BLOCK))
 
@@ -61,7 +61,9 @@ def test_a_restarted_worker_has_nothing() -> None:
 
 
 def test_the_book_is_bounded_and_keeps_what_was_seen_last() -> None:
-    book = PrefixBook(blocks_per_worker=4)
+    names = BlockNames()
+    names.blocks_per_worker = 4
+    book = PrefixBook(names)
     old, new = block_hashes(IDS, "old"), block_hashes(IDS, "new")
     book.note("a", old)
     book.note("a", new[:2])
