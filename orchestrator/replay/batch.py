@@ -48,6 +48,7 @@ class Batch:
         self.context = 0  # tokens, of all legs together
         self._costs = costs
         self._lines: dict[int, DecodeLine] = {}
+        self._now: DecodeLine | None = None  # of the size it has; None: to be looked up
         self._leaving: list[tuple[int, int, ModelLeg]] = []
         self._order = 0
 
@@ -57,6 +58,7 @@ class Batch:
         """From the next step on this leg decodes, until its output has the length `goal`."""
         leg.offset = leg.own - self.clock
         self.size += 1
+        self._now = None
         self.context += leg.prompt + leg.own
         self.aim(leg, goal)
 
@@ -72,6 +74,7 @@ class Batch:
         leg.computed = leg.prompt + leg.own - 1
         leg.leaves_at = None
         self.size -= 1
+        self._now = None
         self.context -= leg.prompt + leg.own
 
     def next_leaving(self) -> int | None:
@@ -101,13 +104,14 @@ class Batch:
 
     def step_s(self, chunk_s: float = 0.0, after: int = 0) -> float:
         """Seconds of the step that follows `after` steps from now, in which chunks take so long."""
-        fixed_s, per_context_s, least_s = self._line()
+        fixed_s, per_context_s, least_s = self._now or self._line()
         seconds = fixed_s + per_context_s * (self.context + self.size * after)
         return chunk_s + (seconds if seconds > least_s else least_s)
 
     def elapsed_s(self, steps: int, chunk: ChunkCost = NO_CHUNK) -> float:
         """Seconds of the next `steps` steps."""
-        line = fixed_s, per_context_s, least_s = self._line(chunk.tokens)
+        line = self._line(chunk.tokens) if chunk.tokens else self._now or self._line()
+        fixed_s, per_context_s, least_s = line
         first_s = fixed_s + per_context_s * self.context
         if first_s >= least_s:
             growth_s = per_context_s * self.size + chunk.growth_s
@@ -125,7 +129,8 @@ class Batch:
         """Whole steps, at least one, after which `seconds` have passed."""
         if seconds <= 0:
             return 1
-        line = fixed_s, per_context_s, least_s = self._line(chunk.tokens)
+        line = self._line(chunk.tokens) if chunk.tokens else self._now or self._line()
+        fixed_s, per_context_s, least_s = line
         growth_s = per_context_s * self.size + chunk.growth_s
         first_s = fixed_s + per_context_s * self.context
         if first_s >= least_s:
@@ -143,6 +148,7 @@ class Batch:
         line = self._lines.get(self.size)
         if line is None:
             line = self._lines[self.size] = self._costs.decode_line(self.size)
+        self._now = line
         return line
 
     def _flat_steps(self, line: tuple[float, float, float]) -> int:

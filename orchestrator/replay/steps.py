@@ -29,6 +29,7 @@ class Steps:
         self._spec = spec
         self._schedule = schedule
         self._ended = ended
+        self._idle_s = spec.costs.step_s((), 1, 0)
         self._began_at = 0.0
         self._steps = 0
         self._chunks: list[tuple[ModelLeg, int]] = []
@@ -47,7 +48,7 @@ class Steps:
             done = self.batch.steps_until(self._schedule.now - self._began_at, self.chunk) - 1
         if self.batch.size:
             return self.batch.step_s(0.0, done)
-        return self._spec.costs.step_s((), 1, 0)
+        return self._idle_s
 
     def begin(self, due: float | None, *, single: bool) -> None:
         """Begin the next step; there is something to compute.

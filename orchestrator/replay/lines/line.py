@@ -139,6 +139,7 @@ class Line:
         elif transfer.flow is not None and not transfer.flow.gone:
             self._mark(now)
             self._share.drop(now, transfer.flow)
+            transfer.flow = None
             self._closed(now)
             self._plan()
 
@@ -258,6 +259,7 @@ class Line:
         if transfer.began_at is None:
             began_at = transfer.flow.began_at if transfer.flow is not None else None
             transfer.began_at = at if began_at is None else began_at
+        transfer.flow = None  # which knows the transfer: nobody else needs either any more
         self._flying[transfer] = _HELD
         if self.up:
             self._fly(transfer, at)
