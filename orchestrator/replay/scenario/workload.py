@@ -18,7 +18,7 @@ from orchestrator.replay.workload.draws import (
     fixed,
 )
 from orchestrator.replay.workload.generated import Generated, pdd
-from orchestrator.replay.workload.request import BadLine, TraceRequest, Workload, WorkloadError
+from orchestrator.replay.workload.request import Around, TraceRequest, Workload, WorkloadError
 from orchestrator.replay.workload.scaled import Scaled
 from orchestrator.replay.workload.traces import Trace, read_trace
 from workers.api.messages import Role
@@ -28,23 +28,14 @@ HITS = {"skewed": SKEWED, "narrow": NARROW}
 
 
 @dataclass(frozen=True, slots=True)
-class Hot:
+class Hot(Around):
     """`inner`, of which in each window (from, until, factor) so many times as much comes.
 
     The requests are the same: those of a window's later times come in it already, and all that
     follow come sooner.
     """
 
-    inner: Workload
     windows: tuple[tuple[float, float, float], ...]
-
-    @property
-    def block_tokens(self) -> int:
-        return self.inner.block_tokens
-
-    @property
-    def bad(self) -> tuple[BadLine, ...]:
-        return self.inner.bad
 
     def requests(self) -> Iterator[TraceRequest]:
         for request in self.inner.requests():
@@ -65,24 +56,15 @@ class Hot:
 
 
 @dataclass(frozen=True, slots=True)
-class Warmed:
+class Warmed(Around):
     """`inner` after `count` requests that bring each of `source`'s documents into the caches.
 
     They are the first ones. WARM_S apart `times` ask for one document at once, so that each goes to
     a worker of its own.
     """
 
-    inner: Workload
     source: Generated
     times: int
-
-    @property
-    def block_tokens(self) -> int:
-        return self.inner.block_tokens
-
-    @property
-    def bad(self) -> tuple[BadLine, ...]:
-        return self.inner.bad
 
     @property
     def count(self) -> int:

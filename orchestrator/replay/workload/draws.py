@@ -95,50 +95,6 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Between:
-    """Tokens: each whole number from `least` to `most` as often as any other."""
-
-    least: int
-    most: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
-            raise ValueError(f"lengths between {self.least} and {self.most} tokens")
-
-    @property
-    def mean(self) -> float:
-        return (self.least + self.most) / 2
-
-    def drawn(self, draw: random.Random) -> int:
-        return draw.randint(self.least, self.most)
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Tokens: one of `lengths`, each as often as `weights` says against the others'."""
-
-    lengths: tuple[int, ...]
-    weights: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) < 1 or len(self.weights) != len(self.lengths):
-            raise ValueError("lengths: must be at least 1, each with a weight")
-        if not all(0 <= weight < inf for weight in self.weights) or not sum(self.weights):
-            raise ValueError("weights: must be at least 0, and not all of them 0")
-
-    @property
-    def mean(self) -> float:
-        pairs = zip(self.lengths, self.weights, strict=True)
-        return sum(length * weight for length, weight in pairs) / sum(self.weights)
-
-    def drawn(self, draw: random.Random) -> int:
-        return draw.choices(self.lengths, self.weights)[0]
-
-
-AnyLengths = Lengths | Between | OneOf
-
-
-@dataclass(frozen=True, slots=True)
 class Hits:
     """Which part of a prompt was seen before: a distribution by its quantiles, linear between.
 

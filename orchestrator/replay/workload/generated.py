@@ -11,7 +11,6 @@ from orchestrator.replay.workload.draws import (
     NARROW,
     NONE,
     SKEWED,
-    AnyLengths,
     Arrivals,
     Burst,
     Hits,
@@ -40,14 +39,14 @@ class Generated:
     """
 
     arrivals: Arrivals
-    prompt: AnyLengths
-    output: AnyLengths
+    prompt: Lengths
+    output: Lengths
     count: int | None = None
     duration_s: float | None = None
     hits: Hits = NONE
     documents: int = 16
     turns: int = 1
-    turn: AnyLengths = _TURN
+    turn: Lengths = _TURN
     think_s: float = 10.0
     tokens_per_s: float = 20.0
     block_tokens: int = 16

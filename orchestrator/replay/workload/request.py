@@ -45,5 +45,20 @@ class Workload(Protocol):
         """From the first one on; the same each time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Around:
+    """A workload that is another one, changed."""
+
+    inner: Workload
+
+    @property
+    def block_tokens(self) -> int:
+        return self.inner.block_tokens
+
+    @property
+    def bad(self) -> tuple[BadLine, ...]:
+        return self.inner.bad
+
+
 class WorkloadError(ValueError):
     """A trace that cannot be read, or a generator that was asked for the impossible."""

@@ -11,17 +11,15 @@ from orchestrator.replay.workload.draws import (
     NARROW,
     SKEWED,
     Arrivals,
-    Between,
     Burst,
     Hits,
     Lengths,
-    OneOf,
     Process,
     fixed,
 )
 from orchestrator.replay.workload.generated import Generated, pdd
 from orchestrator.replay.workload.request import WorkloadError
-from orchestrator.replay.workload.scaled import describe
+from tests.orchestrator.replay.workload.description import describe
 
 SMALL = Generated(
     arrivals=Arrivals(per_s=10.0), prompt=Lengths(mean=400), output=Lengths(mean=50), count=4000
@@ -61,31 +59,6 @@ def test_bursts_that_touch() -> None:
     times = list(islice(arrivals.times(random.Random(2)), 800))
     counts = [sum(a < t <= a + 100 for t in times) for a in (0, 100, 200)]
     assert counts == pytest.approx([500, 200, 100], abs=1)  # one may round over an edge
-
-
-def test_other_lengths() -> None:
-    draw = random.Random(5)
-    between = Between(10, 20)
-    drawn = [between.drawn(draw) for _ in range(20_000)]
-    assert set(drawn) == set(range(10, 21))
-    assert fmean(drawn) == pytest.approx(between.mean, rel=0.02)
-    some = OneOf((100, 5000, 7), (3.0, 1.0, 0.0))
-    drawn = [some.drawn(draw) for _ in range(20_000)]
-    assert drawn.count(100) / len(drawn) == pytest.approx(0.75, abs=0.02)
-    assert set(drawn) == {100, 5000}
-    assert fmean(drawn) == pytest.approx(some.mean, rel=0.05)
-    found = describe(replace(SMALL, prompt=between, output=some))
-    assert found.prompt[0] == pytest.approx(15, rel=0.02)
-    assert found.output[1] == 100
-
-
-def test_lengths() -> None:
-    draw = random.Random(3)
-    drawn = [Lengths(mean=300, cv=1.0).drawn(draw) for _ in range(20_000)]
-    assert fmean(drawn) == pytest.approx(300, rel=0.05)
-    assert pstdev(drawn) == pytest.approx(300, rel=0.15)
-    cut = [Lengths(mean=300, cv=2.0, least=100, most=400).drawn(draw) for _ in range(1000)]
-    assert (min(cut), max(cut)) == (100, 400)
 
 
 @pytest.mark.parametrize(
@@ -151,12 +124,6 @@ def test_the_impossible_is_refused() -> None:
         replace(SMALL, duration_s=float("nan"))
     with pytest.raises(WorkloadError, match="tokens_per_s > 0"):
         replace(SMALL, tokens_per_s=0.0)
-    with pytest.raises(ValueError, match="between 5 and 4"):
-        Between(5, 4)
-    with pytest.raises(ValueError, match="each with a weight"):
-        OneOf((5, 4), (1.0,))
-    with pytest.raises(ValueError, match="not all of them 0"):
-        OneOf((5,), (0.0,))
     with pytest.raises(ValueError, match="x 0"):
         Burst(5, float("inf"), 0)
     with pytest.raises(ValueError, match="must be > 0"):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.replay.workload.request import TraceRequest, WorkloadError
-from orchestrator.replay.workload.scaled import describe
 from orchestrator.replay.workload.traces import Format, read_trace
+from tests.orchestrator.replay.workload.description import describe
 
 MOONCAKE = '{"timestamp": 1500, "input_length": 1100, "output_length": 7, "hash_ids": [4, 5, 6]}\n'
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
