@@ -2,6 +2,9 @@
 
 import os
 import socket
+import threading
+import time
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
@@ -63,3 +66,13 @@ def holders(inodes: set[int]) -> set[int]:
             except OSError:
                 continue
     return found
+
+
+def within(seconds: float, good: Callable[[], bool]) -> bool:
+    """Whether another process or thread gets there in time; looked at every few milliseconds."""
+    give_up, pause = time.monotonic() + seconds, threading.Event()
+    while not good():
+        if time.monotonic() > give_up:
+            return False
+        pause.wait(0.005)
+    return True

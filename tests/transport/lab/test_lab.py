@@ -23,6 +23,7 @@ from tests.transport.lab.lab_support import (
     needs_lab,
     tcp_at,
     udp_at,
+    within,
 )
 from transport.lab import namespaces
 from transport.lab.board import VALUES, write_line
@@ -55,13 +56,13 @@ def sockets(lab: Lab) -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def settled(lab: Lab, packets: int) -> DirectionStats:
     """The near to far direction, once that many packets have met their fate."""
-    give_up = time.monotonic() + WAIT_S
-    while time.monotonic() < give_up:
+
+    def fates() -> int:
         stats = lab.stats().near_to_far
-        if stats.packets + stats.lost + stats.no_room + stats.cut + stats.refused >= packets:
-            return stats
-        time.sleep(0.005)
-    raise AssertionError(f"{packets} packets expected: {lab.stats()}")
+        return stats.packets + stats.lost + stats.no_room + stats.cut + stats.refused
+
+    assert within(WAIT_S, lambda: fates() >= packets), f"{packets} expected: {lab.stats()}"
+    return lab.stats().near_to_far
 
 
 def rtt_s(near: socket.socket, far: socket.socket) -> float:
@@ -121,9 +122,7 @@ def test_what_the_buffer_cannot_hold_is_dropped(
     lab.set(rate_bytes_per_s=1e4, buffer_bytes=10_000)
     for _ in range(100):
         sockets[0].send(bytes(972))
-    give_up = time.monotonic() + WAIT_S
-    while lab.stats().near_to_far.no_room < 80 and time.monotonic() < give_up:
-        time.sleep(0.005)
+    assert within(WAIT_S, lambda: lab.stats().near_to_far.no_room >= 80)
     stats = lab.stats().near_to_far
     assert 80 <= stats.no_room <= 90  # ten fit, and what drains meanwhile
     assert 0 < stats.queue_bytes <= 10_000
@@ -131,13 +130,14 @@ def test_what_the_buffer_cannot_hold_is_dropped(
 
 def test_cut_and_restore(lab: Lab, sockets: tuple[socket.socket, socket.socket]) -> None:
     near, far = sockets
-    lab.set(delay_s=0.1)
+    lab.set(delay_s=0.1, rate_bytes_per_s=100)  # it waits half a second before the line
     near.send(b"on the line when it is cut")
-    time.sleep(0.01)  # whether it is on the line by now or not: it is cut
+    assert within(WAIT_S, lambda: lab.stats().near_to_far.queue_bytes > 0)
     lab.cut()
     near.send(b"sent while it is cut")
     assert settled(lab, 2).cut == 2
     lab.restore()
+    lab.set(rate_bytes_per_s=1.25e9)
     near.send(b"after")
     assert far.recv(100) == b"after"
 
@@ -232,10 +232,7 @@ def inodes_of(lab: Lab) -> set[int]:
 
 def assert_nobody_holds(inodes: set[int]) -> None:
     """No process is in the namespaces or holds them: so they and their devices are gone."""
-    give_up = time.monotonic() + WAIT_S
-    while (left := holders(inodes)) and time.monotonic() < give_up:
-        time.sleep(0.02)
-    assert not left
+    assert within(WAIT_S, lambda: not holders(inodes)), holders(inodes)
 
 
 def test_nothing_is_left_after_the_end() -> None:
@@ -275,9 +272,7 @@ def test_nothing_is_left_when_the_lab_is_killed(signum: signal.Signals, root: Pa
         inodes = set(json.loads(killed.stdout.readline()))
         assert len(inodes) == 2
         # The lab, its shuttle, two commands of three processes each.
-        give_up = time.monotonic() + WAIT_S
-        while len(holders(inodes)) < 8 and time.monotonic() < give_up:
-            time.sleep(0.02)
+        assert within(WAIT_S, lambda: len(holders(inodes)) >= 8)
         assert len(holders(inodes)) == 8
         killed.send_signal(signum)
         assert killed.wait(WAIT_S) == -signum

@@ -3,13 +3,12 @@
 import random
 import socket
 import threading
-import time
 from collections import deque
 
 import numpy as np
 import pytest
 
-from tests.transport.lab.lab_support import WAIT_S
+from tests.transport.lab.lab_support import WAIT_S, within
 from transport.lab.board import (
     COUNTERS,
     CUT,
@@ -144,9 +143,7 @@ def test_the_loop_carries_what_passes_in_order_until_told_to_stop() -> None:
         arrived = [far.recv(1000)[VNET_BYTES] for _ in expected]
         values[IS_CUT] = 1.0
         far.send(bytes(VNET_BYTES) + bytes(90))
-        give_up = time.monotonic() + WAIT_S
-        while not counters[1, CUT] and time.monotonic() < give_up:
-            time.sleep(0.001)
+        assert within(WAIT_S, lambda: bool(counters[1, CUT]))
     finally:
         values[STOP] = 1.0
         loop.join(WAIT_S)
