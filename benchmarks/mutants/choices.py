@@ -22,7 +22,7 @@ CHOICES = (
         "handoff",
         "races without a bound",
         P + "handoff",
-        ("return Verdict.CUT if view.bound_passed else Verdict.GO_ON", "return Verdict.GO_ON"),
+        ("return CUT if view.bound_passed else GO_ON", "return GO_ON"),
     ),
     broken(
         "handoff",
@@ -95,13 +95,13 @@ CHOICES = (
         "queue",
         "the queue has no end",
         L + "machine",
-        ("if len(self._queue) >= self.ctx.config.queue_limit:", "if False:"),
+        ("if len(self._waiting) >= self.ctx.config.queue_limit:", "if False:"),
     ),
     broken(
         "queue",
         "new requests overtake the queue",
         L + "machine",
-        ("refusal = Refusal.BUSY if self._queue else None", "refusal = None"),
+        ("refusal = Refusal.BUSY if self._waiting else None", "refusal = None"),
     ),
     broken(
         "queue",

@@ -62,20 +62,20 @@ CORE = (
         "1",
         "a run from the wrong worker counts",
         L + "machine",
-        ("    if event.worker == leg.worker:\n        return True\n", "    return True\n"),
+        ("if event.worker != leg.worker and not _source_tells(req, event):", "if False:"),
     ),
     # ------------------------------------------------ 2: one authority
     broken(
         "2",
         "main's first token stops nobody",
         L + "accept",
-        ("if first and leg.role is Role.MAIN:", "if False:"),
+        ("if first and leg.role is MAIN:", "if False:"),
     ),
     broken(
         "2",
         "main's first token leaves the hold",
         L + "accept",
-        ("if o is not leg]:", "if o is not leg and o.role is Role.RELAY]:"),
+        ("if o is not leg]:", "if o is not leg and o.role is RELAY]:"),
     ),
     # ------------------------------------------------ 4: epochs and dead legs
     broken(
@@ -132,7 +132,7 @@ CORE = (
         "6",
         "a silent leg is asked but not fed",
         L + "deadlines",
-        ("if leg.role is not Role.PREFILL and leg.fed < len(req.law.ids):", "if False:"),
+        ("if leg.role is not PREFILL and leg.fed < len(req.law.ids):", "if False:"),
     ),
     broken(
         "6",
@@ -175,7 +175,7 @@ CORE = (
         "a prefill is asked for what comes after its token",
         L + "deadlines",
         (
-            "start = leg.base if leg.role is Role.PREFILL else len(req.law.ids)",
+            "start = leg.base if leg.role is PREFILL else len(req.law.ids)",
             "start = len(req.law.ids)",
         ),
     ),
@@ -220,7 +220,7 @@ CORE = (
         "7",
         "main is tried for ever",
         L + "recover",
-        ("return req.lost[Role.MAIN] < ctx.config.attempts.main", "return True"),
+        ("return req.lost[MAIN] < ctx.config.attempts.main", "return True"),
     ),
     broken(
         "7",
@@ -258,7 +258,7 @@ CORE = (
         "main is fed only once it has landed",
         L + "machine",
         (
-            "if leg.role is not Role.PREFILL and leg.sent < law:",
+            "if leg.role is not PREFILL and leg.sent < law:",
             "if leg.landed and leg.sent < law:",
         ),
     ),
@@ -266,7 +266,7 @@ CORE = (
         "8",
         "anybody may give token 0",
         L + "accept",
-        ("if not length and leg.role is not Role.PREFILL:", "if False:"),
+        ("if not length and leg.role is not PREFILL:", "if False:"),
     ),
     # ------------------------------------------------ 9: memory set aside, refusals
     broken(

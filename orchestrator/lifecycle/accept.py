@@ -5,7 +5,12 @@ from collections.abc import Sequence
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.request import PARKED_RUNS, Leg, Request
 from orchestrator.state.actions import FinishReason
-from workers.api.messages import Role, TokenRun
+from workers.api.messages import (
+    MAIN,
+    PREFILL,
+    RELAY,
+    TokenRun,
+)
 
 
 def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
@@ -23,7 +28,7 @@ def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) ->
         leg.spoke_at = now
         leg.clock.note(run.index, end, now)
     _judge(ctx, req, leg, run, now)
-    if own and leg.role is Role.PREFILL and len(req.law.ids) > leg.base:
+    if own and leg.role is PREFILL and len(req.law.ids) > leg.base:
         leg.produced = True  # from now on it only holds KV
         ctx.free_slot(leg)
     recheck(ctx, req, now)
@@ -69,7 +74,7 @@ def _judge(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> b
     if run.index > length:
         _park(leg, run)
         return False
-    if not length and leg.role is not Role.PREFILL:
+    if not length and leg.role is not PREFILL:
         ctx.counts["premature_runs"] += 1  # rule 8: prefill alone samples index 0
         return False
     if not law.agrees(run.index, run.hist, run.ids):
@@ -112,10 +117,10 @@ def _accept(ctx: Context, req: Request, leg: Leg, run: TokenRun, skip: int, now:
     req.law.extend(ids, logprobs, margins)
     leg.accepted += len(ids)
     _account(req, leg, start, len(ids), now)
-    if leg.role is not Role.PREFILL:
+    if leg.role is not PREFILL:
         # It knows its own tokens, and by their history those before them.
         leg.sent = start + len(ids)
-    if first and leg.role is Role.MAIN:
+    if first and leg.role is MAIN:
         # Rule 2: main is the authority now; every other leg ends, prefill's hold included.
         for other in [o for o in req.legs.values() if o is not leg]:
             ctx.stop_leg(req, other)
@@ -128,11 +133,11 @@ def _account(req: Request, leg: Leg, start: int, count: int, now: float) -> None
     req.waiting_since = None
     if start == 0:
         account.first_token_at = now
-    if leg.role is Role.RELAY:
+    if leg.role is RELAY:
         account.relay_tokens += count
         account.relay_first_at = now if account.relay_first_at is None else account.relay_first_at
         account.relay_last_at = now
-    if leg.role is Role.MAIN and account.handoff_index is None and account.relay_tokens:
+    if leg.role is MAIN and account.handoff_index is None and account.relay_tokens:
         account.handoff_index = start
 
 

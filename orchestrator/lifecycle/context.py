@@ -11,6 +11,9 @@ from orchestrator.state.config import CoreConfig
 from orchestrator.state.links import Transfer
 from orchestrator.state.views import Booking, World
 from workers.api.messages import (
+    MAIN,
+    PREFILL,
+    RELAY,
     DownMessage,
     Feed,
     Role,
@@ -64,7 +67,7 @@ class Context:
         booking = Booking(
             role=role,
             tokens=reserve,
-            prefill_tokens=len(spec.prompt_ids) + law if role is Role.PREFILL else 0,
+            prefill_tokens=len(spec.prompt_ids) + law if role is PREFILL else 0,
         )
         view.book(leg.key, booking)
         self.send(
@@ -130,7 +133,7 @@ class Context:
         for other in req.legs.values():
             if other.source == leg.epoch and not other.landed:
                 other.source = None
-        if leg.role is Role.RELAY:
+        if leg.role is RELAY:
             req.account.relay_step_s = leg.clock.step_s or req.account.relay_step_s
             req.relay_finishes = False
 
@@ -179,9 +182,9 @@ class Context:
     def reserve(self, req: Request, role: Role) -> int:
         """Tokens of KV memory a leg sets aside (PROTOCOL, rule 9)."""
         have = len(req.spec.prompt_ids) + len(req.law.ids)
-        if role is Role.PREFILL:
+        if role is PREFILL:
             return have
-        if role is Role.MAIN:
+        if role is MAIN:
             return len(req.spec.prompt_ids) + req.limit
         planned = req.decision.relay_tokens if req.decision else 0
         likely = planned or expected_output(req.remaining)

@@ -6,11 +6,17 @@ from math import inf
 from orchestrator.lifecycle import handover, release
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.ending import fail
-from orchestrator.lifecycle.phases import Phase
+from orchestrator.lifecycle.phases import RACE
 from orchestrator.lifecycle.recover import lose_leg, retry
 from orchestrator.lifecycle.request import Leg, Request
 from orchestrator.state.actions import Failure
-from workers.api.messages import Pause, Resync, Role
+from workers.api.messages import (
+    MAIN,
+    PREFILL,
+    RELAY,
+    Pause,
+    Resync,
+)
 
 RESYNC_MOST_S = 8.0
 
@@ -58,7 +64,7 @@ def _request_dues(ctx: Context, req: Request) -> list[tuple[float, RequestAct]]:
         dues.append((req.retry_at, retry))
     if req.release_at is not None and req.released < len(req.law.ids):
         dues.append((req.release_at, release.release))
-    if req.phase is Phase.RACE and req.main is not None and req.main.spoke_at is not None:
+    if req.phase is RACE and req.main is not None and req.main.spoke_at is not None:
         # Evaluated by the handover step that follows every event.
         dues.append((handover.race_ends_at(ctx, req, req.main), _look))
     return dues
@@ -66,7 +72,7 @@ def _request_dues(ctx: Context, req: Request) -> list[tuple[float, RequestAct]]:
 
 def _leg_dues(ctx: Context, req: Request, leg: Leg) -> LegDues:
     limits = ctx.config.deadlines
-    if leg.role is Role.PREFILL:
+    if leg.role is PREFILL:
         if leg.produced:
             return NOTHING_DUE
         opened_at = leg.opened_at
@@ -76,7 +82,7 @@ def _leg_dues(ctx: Context, req: Request, leg: Leg) -> LegDues:
         if moving_since is None:
             return NOTHING_DUE
         return moving_since + limits.kv, _kv_late, _resync_due(leg, moving_since), ask_again
-    if leg.paused and leg.role is Role.RELAY:
+    if leg.paused and leg.role is RELAY:
         return _paused_dues(ctx, leg)
     first_at = req.account.first_token_at
     if first_at is None:
@@ -104,13 +110,13 @@ def _moving_since(req: Request, leg: Leg) -> float | None:
     source = req.legs.get(leg.source) if leg.source is not None else None
     if source is None or leg.source_at is None:
         return None
-    ready = source.spoke_at if source.role is Role.PREFILL else leg.source_at
+    ready = source.spoke_at if source.role is PREFILL else leg.source_at
     return None if ready is None else max(ready, leg.source_at)
 
 
 def _waits_for_law(req: Request, leg: Leg) -> bool:
     """Main in a race that is ahead of the law may rightly be silent (its own end-of-text)."""
-    ahead = req.phase is Phase.RACE and leg.role is Role.MAIN and not leg.accepted
+    ahead = req.phase is RACE and leg.role is MAIN and not leg.accepted
     return ahead and leg.heard > len(req.law.ids)
 
 
@@ -157,7 +163,7 @@ def _lose(ctx: Context, req: Request, leg: Leg, now: float) -> None:
 def _kv_late(ctx: Context, req: Request, leg: Leg, now: float) -> None:
     ctx.counts["kv_late"] += 1
     relay = req.relay
-    if leg.role is Role.MAIN and relay is not None and relay.landed:
+    if leg.role is MAIN and relay is not None and relay.landed:
         req.relay_finishes = True
     lose_leg(ctx, req, leg, exclude=True)
 
@@ -172,10 +178,10 @@ def ask_again(ctx: Context, req: Request, leg: Leg, now: float) -> None:
     _backoff(leg, now)
     ctx.counts["resyncs"] += 1
     leg.owes_since = None if leg.owes_since is None else now
-    if leg.role is not Role.PREFILL and leg.fed < len(req.law.ids):
+    if leg.role is not PREFILL and leg.fed < len(req.law.ids):
         ctx.feed(req, leg, leg.fed, now)
     # A prefill's one token is wanted even when others gave it: it says that the KV is computed.
-    start = leg.base if leg.role is Role.PREFILL else len(req.law.ids)
+    start = leg.base if leg.role is PREFILL else len(req.law.ids)
     ctx.send(leg.worker, Resync(request=req.name, epoch=leg.epoch, start=start))
 
 

@@ -4,8 +4,8 @@ from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.recover import settle_phase
 from orchestrator.lifecycle.request import Leg, Request
 from orchestrator.policy import handoff
-from orchestrator.policy.handoff import Handover, Verdict
-from orchestrator.state.events import HandoffMode
+from orchestrator.policy.handoff import CUT, Handover
+from orchestrator.state.events import AUTO
 from workers.api.messages import Pause
 
 # After the handoff the lead is given back a tenth faster than main decodes.
@@ -33,7 +33,7 @@ def end_relay(ctx: Context, req: Request, now: float) -> None:
             relay_overloaded=relay_worker.slots_used >= relay_worker.up.slots,
         )
     )
-    if verdict is Verdict.CUT:
+    if verdict is CUT:
         _cut(ctx, req, relay, now)
 
 
@@ -57,7 +57,7 @@ def pace_s(ctx: Context, req: Request) -> float | None:
     Only auto paces: from the relay's first token on, when main is not clearly faster, and after
     the handoff until the lead is given back.
     """
-    if req.mode is not HandoffMode.AUTO or req.over or not req.account.relay_tokens:
+    if not req.account.relay_tokens or req.over or req.mode is not AUTO:
         return None
     relay, main = req.relay, req.main
     if main is None:

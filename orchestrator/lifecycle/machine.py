@@ -10,10 +10,11 @@ from orchestrator.lifecycle.accept import has_own, recheck, take_run
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.ending import fail, finish, stop_all, tell_failure
 from orchestrator.lifecycle.handover import end_relay
-from orchestrator.lifecycle.phases import Phase
+from orchestrator.lifecycle.phases import RACE
 from orchestrator.lifecycle.recover import find_place, lose_leg, reconcile
 from orchestrator.lifecycle.release import release
 from orchestrator.lifecycle.request import Leg, Request, StopWatch
+from orchestrator.lifecycle.waiting import WaitingLine
 from orchestrator.policy.prefixes import BlockNames, PrefixBook
 from orchestrator.policy.router import Refusal
 from orchestrator.state.actions import Action, Failure
@@ -34,13 +35,14 @@ from orchestrator.state.events import (
 from orchestrator.state.links import LinkView
 from orchestrator.state.views import WorkerView, World
 from workers.api.messages import (
+    MAIN,
+    PREFILL,
     KVFailed,
     KVStats,
     Landed,
     Load,
     Paused,
     Refused,
-    Role,
     Stop,
     TokenRun,
     UpMessage,
@@ -49,6 +51,8 @@ from workers.api.messages import (
 # A dead leg that still speaks is stopped again, at most this often.
 STOP_AGAIN_S = 1.0
 TOMBSTONES = 4096
+# So many entries of the heap of deadlines may be out of date, besides one for every request.
+STALE_DUES = 64
 # A feed repeats this many tokens that the leg has not confirmed: a feed that was lost, or overtaken
 # on the way, is made good by the next one instead of a resync.
 FEED_OVERLAP = 4
@@ -75,9 +79,8 @@ class Machine:
         )
         self.requests: dict[str, Request] = {}
         self._stop_watch = stop_watch
-        self._queue: OrderedDict[str, None] = OrderedDict()
+        self._waiting = WaitingLine()
         self._due: list[tuple[float, str]] = []
-        self._due_at: dict[str, float] = {}
         self._stopped_at: OrderedDict[tuple[str, int], float] = OrderedDict()
         self._at_work: Request | None = None  # the request that is being dealt with
 
@@ -93,7 +96,9 @@ class Machine:
         if self._due and self._due[0][0] <= now:
             self._expire(now)
         if ctx.room_made:
-            self._admit(now)
+            ctx.room_made = False
+            if self._waiting:
+                self._admit(now)
         return ctx.actions
 
     def abandon(self) -> list[Action]:
@@ -114,7 +119,8 @@ class Machine:
         due = self._due
         while due:
             at, name = due[0]
-            if self._due_at.get(name) == at:
+            req = self.requests.get(name)
+            if req is not None and req.due_at == at:
                 return at
             heapq.heappop(due)
         return None
@@ -122,7 +128,7 @@ class Machine:
     @property
     def queued(self) -> int:
         """Requests that wait for a place."""
-        return len(self._queue)
+        return len(self._waiting)
 
     # ------------------------------------------------------------ steps after every event
 
@@ -134,7 +140,7 @@ class Machine:
             reconcile(ctx, req, now)
             if recheck(ctx, req, now):
                 reconcile(ctx, req, now)
-            if req.phase is Phase.RACE:
+            if req.phase is RACE:
                 end_relay(ctx, req, now)
         if not req.over:
             self._feed(req, now)
@@ -145,42 +151,47 @@ class Machine:
             self._forget(req)
             return
         if not req.legs:
-            self._queue[name] = None
-        elif name in self._queue:
-            del self._queue[name]
+            self._waiting.add(req)
+        elif self._waiting:
+            self._waiting.discard(name)
         due = deadlines.next_due(ctx, req)
-        if self._due_at.get(name) != due:
-            self._due_at[name] = due
+        if due != req.due_at:
+            req.due_at = due
             heapq.heappush(self._due, (due, name))
+            if len(self._due) > STALE_DUES + 2 * len(self.requests):
+                self._drop_stale_dues()
+
+    def _drop_stale_dues(self) -> None:
+        """Of deadlines that moved and requests that ended, which would stay until their time."""
+        dues = ((req.due_at, req.name) for req in self.requests.values())
+        self._due = [(at, name) for at, name in dues if at is not None]
+        heapq.heapify(self._due)
 
     def _feed(self, req: Request, now: float) -> None:
         law = len(req.law.ids)
         for leg in req.legs.values():
-            if leg.role is not Role.PREFILL and leg.sent < law:
+            if leg.role is not PREFILL and leg.sent < law:
                 self.ctx.feed(req, leg, max(leg.fed, leg.sent - FEED_OVERLAP), now)
 
     def _forget(self, req: Request) -> None:
         self.requests.pop(req.name, None)
-        self._queue.pop(req.name, None)
-        self._due_at.pop(req.name, None)
+        self._waiting.discard(req.name)
 
     def _expire(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
             due, name = heapq.heappop(self._due)
-            if self._due_at.get(name) != due:
+            req = self.requests.get(name)
+            if req is None or req.due_at != due:
                 continue
-            del self._due_at[name]
-            req = self._at_work = self.requests[name]
+            req.due_at = None
+            self._at_work = req
             deadlines.expire(self.ctx, req, now)
             self._settle(req, now)
 
     def _admit(self, now: float) -> None:
-        """Requests that wait are tried in order, until one finds every worker busy.
-
-        First those whose client has tokens already, then the others, each as they came.
-        """
-        self.ctx.room_made = False
-        for name in sorted(self._queue, key=lambda name: not self.requests[name].law.ids):
+        """Requests that wait are tried in order, until one finds every worker busy."""
+        passed = 0
+        while (name := self._waiting.behind(passed)) is not None:
             req = self._at_work = self.requests[name]
             refusal = find_place(self.ctx, req, now)
             if refusal is Refusal.BUSY:
@@ -188,6 +199,7 @@ class Machine:
             if refusal is Refusal.TOO_LONG and req.account.routed_at is None:
                 self._too_long(req)
             self._settle(req, now)
+            passed += name in self._waiting
 
     # ------------------------------------------------------------ handlers
 
@@ -203,17 +215,17 @@ class Machine:
             prefix=self.ctx.prefixes.names.of_prompt(event.prompt_ids, event.cache_salt),
         )
         self.requests[req.name] = self._at_work = req
-        refusal = Refusal.BUSY if self._queue else None
+        refusal = Refusal.BUSY if self._waiting else None
         refusal = refusal or find_place(self.ctx, req, now)
         if refusal is Refusal.TOO_LONG:
             self._too_long(req)
         elif refusal is Refusal.NOBODY:
             fail(self.ctx, req, Failure.UNAVAILABLE, "no live worker can serve the request")
         elif refusal is Refusal.BUSY:
-            if len(self._queue) >= self.ctx.config.queue_limit:
+            if len(self._waiting) >= self.ctx.config.queue_limit:
                 fail(self.ctx, req, Failure.OVERLOADED, "every worker is busy and the queue full")
             req.waiting_since = now
-            if self._queue:
+            if self._waiting:
                 self.ctx.room_made = True  # perhaps nobody can serve those before it
         self._settle(req, now)
 
@@ -237,7 +249,10 @@ class Machine:
             return
         req = self.requests.get(message.request)
         leg = req.legs.get(message.epoch) if req is not None else None
-        if req is None or leg is None or not _speaks_for(req, leg, event):
+        if req is None or leg is None:
+            self._dead_leg_spoke(event.worker, message, now)
+            return
+        if event.worker != leg.worker and not _source_tells(req, event):
             self._dead_leg_spoke(event.worker, message, now)
             return
         self._at_work = req
@@ -321,12 +336,15 @@ class Machine:
     # ------------------------------------------------------------ messages of live legs
 
     def _token_run(self, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
-        if leg.role is not Role.PREFILL and not leg.landed and has_own(run):
+        if leg.role is not PREFILL and not leg.landed and has_own(run):
             # It cannot sample without its KV: the word that it landed is late or lost.
             self._has_landed(req, leg, now)
+        if leg.role is not PREFILL:
+            take_run(self.ctx, req, leg, run, now)
+            return
         before = len(req.law.ids)
         take_run(self.ctx, req, leg, run, now)
-        if leg.role is Role.PREFILL and before == leg.base and len(req.law.ids) > before:
+        if before == leg.base and len(req.law.ids) > before:
             self.ctx.prefixes.note(leg.worker, req.prefix)
 
     def _landed(self, req: Request, leg: Leg, message: Landed, now: float) -> None:
@@ -337,7 +355,7 @@ class Machine:
         leg.landed_at = now
         self.ctx.unqueue(leg)
         self.ctx.prefixes.note(leg.worker, req.prefix)
-        if leg.role is not Role.MAIN:
+        if leg.role is not MAIN:
             return
         if req.account.landed_at is None:
             req.account.landed_at = now
@@ -374,15 +392,13 @@ class Machine:
         link = None if source is None else self.ctx.world.link(source.site, leg.site)
         if link is not None:
             link.coded(message.bytes_raw, message.bytes_wire)
-        if leg.role is Role.MAIN:
+        if leg.role is MAIN:
             req.account.kv_bytes_raw += message.bytes_raw
             req.account.kv_bytes_wire += message.bytes_wire
 
 
-def _speaks_for(req: Request, leg: Leg, event: Heard) -> bool:
-    """Only a leg's own worker does; of KV that will not come its source's worker may tell too."""
-    if event.worker == leg.worker:
-        return True
+def _source_tells(req: Request, event: Heard) -> bool:
+    """A leg's own worker speaks for it; of KV that will not come its source's may tell too."""
     message = event.message
     source = req.legs.get(message.source) if isinstance(message, KVFailed) else None
     return source is not None and source.worker == event.worker

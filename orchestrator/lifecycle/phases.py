@@ -36,6 +36,11 @@ class KVTrack(StrEnum):
     LANDED = "landed"
 
 
+# Looking a member up in its enum takes longer than all else that a request does with it.
+UNROUTED, EMPTY, RELAYING, PAUSED, WAITING, MAIN_BRINGS, ENDED = TokenTrack
+ABSENT, MOVING, LANDED = KVTrack
+RACE = Phase.RACE
+
 JOINT: dict[tuple[TokenTrack, KVTrack], Phase] = {
     **{(TokenTrack.UNROUTED, kv): Phase.QUEUED for kv in KVTrack},
     **{(TokenTrack.EMPTY, kv): Phase.PREFILL for kv in KVTrack},

@@ -10,7 +10,12 @@ from orchestrator.policy import router
 from orchestrator.policy.router import Ask, Refusal
 from orchestrator.state.actions import Failure
 from orchestrator.state.events import Route
-from workers.api.messages import Resume, Role
+from workers.api.messages import (
+    MAIN,
+    PREFILL,
+    RELAY,
+    Resume,
+)
 
 RETRY_S = 0.5
 # Each round one rule acts; more rounds than this would mean two rules undo each other.
@@ -83,10 +88,10 @@ def _try_route(ctx: Context, req: Request, now: float, *, any_role: bool) -> Ref
     account = req.account
     account.routed_at = now if account.routed_at is None else account.routed_at
     prefill = ctx.open_leg(
-        req, Role.PREFILL, found.prefill, now, source=None, reserve=ctx.reserve(req, Role.PREFILL)
+        req, PREFILL, found.prefill, now, source=None, reserve=ctx.reserve(req, PREFILL)
     )
     if req.remaining > 1:
-        for role, worker in ((Role.RELAY, found.relay), (Role.MAIN, found.main)):
+        for role, worker in ((RELAY, found.relay), (MAIN, found.main)):
             if worker is not None:
                 reserve = ctx.reserve(req, role)
                 ctx.open_leg(req, role, worker, now, source=prefill, reserve=reserve)
@@ -171,8 +176,8 @@ def need_main(ctx: Context, req: Request, now: float) -> bool:
     worker = None
     if source is not None and _main_attempts_left(ctx, req):
         worker = router.place(
-            Role.MAIN,
-            ctx.reserve(req, Role.MAIN),
+            MAIN,
+            ctx.reserve(req, MAIN),
             ctx.world,
             context=_longest(req),
             near=source.site,
@@ -181,8 +186,8 @@ def need_main(ctx: Context, req: Request, now: float) -> bool:
             any_role=bool(req.account.recoveries) or (bool(req.law.ids) and relay is None),
         )
     if worker is not None:
-        reserve = ctx.reserve(req, Role.MAIN)
-        ctx.open_leg(req, Role.MAIN, worker, now, source=source, reserve=reserve)
+        reserve = ctx.reserve(req, MAIN)
+        ctx.open_leg(req, MAIN, worker, now, source=source, reserve=reserve)
         return True
     if relay is None or not (relay.landed or relay.source is not None):
         start_again(ctx, req, now)
@@ -198,7 +203,7 @@ def need_main(ctx: Context, req: Request, now: float) -> bool:
 def need_source(ctx: Context, req: Request, now: float) -> bool:
     """A leg waits for KV that nobody sends: another source, uncharged."""
     for leg in req.legs.values():
-        if leg.source is not None or leg.role is Role.PREFILL or leg.landed:
+        if leg.source is not None or leg.role is PREFILL or leg.landed:
             continue
         source = _source_for(req, leg)
         if source is not None:
@@ -231,24 +236,24 @@ def need_relay(ctx: Context, req: Request, now: float) -> bool:
         or main is None
         or main.landed
         or prefill.epoch in req.failed_sources
-        or req.lost[Role.RELAY] >= ctx.config.attempts.relay
+        or req.lost[RELAY] >= ctx.config.attempts.relay
         or _landing_s(ctx, req, main, now) < RELAY_WORTH_S
     ):
         return False
-    reserve = ctx.reserve(req, Role.RELAY)
+    reserve = ctx.reserve(req, RELAY)
     worker = router.place(
-        Role.RELAY,
+        RELAY,
         reserve,
         ctx.world,
         context=_longest(req),
         near=prefill.site,
         hits={},
         excluded=frozenset(req.excluded),
-        any_role=req.lost[Role.RELAY] > 0,
+        any_role=req.lost[RELAY] > 0,
     )
     if worker is None or ctx.world.workers[worker].site != prefill.site:
         return False
-    ctx.open_leg(req, Role.RELAY, worker, now, source=prefill, reserve=reserve)
+    ctx.open_leg(req, RELAY, worker, now, source=prefill, reserve=reserve)
     return True
 
 
@@ -272,7 +277,7 @@ def _longest(req: Request) -> int:
 
 
 def _main_attempts_left(ctx: Context, req: Request) -> bool:
-    return req.lost[Role.MAIN] < ctx.config.attempts.main
+    return req.lost[MAIN] < ctx.config.attempts.main
 
 
 def _source_for(req: Request, target: Leg | None) -> Leg | None:

@@ -40,14 +40,14 @@ def release(ctx: Context, req: Request, now: float) -> None:
 
 
 def _emit(ctx: Context, req: Request, upto: int, now: float) -> None:
-    start = req.released
+    start, law = req.released, req.law
     ctx.actions.append(
         Emit(
             request=req.name,
             start=start,
-            ids=tuple(req.law.ids[start:upto]),
-            logprobs=_all_or_none(req.law.logprobs, start, upto),
-            margins=_all_or_none(req.law.margins, start, upto),
+            ids=tuple(law.ids[start:upto]),
+            logprobs=_all_or_none(law.logprobs, start, upto) if law.logprobs else None,
+            margins=_all_or_none(law.margins, start, upto) if law.margins else None,
         )
     )
     req.released = upto
@@ -56,6 +56,6 @@ def _emit(ctx: Context, req: Request, upto: int, now: float) -> None:
 
 def _all_or_none(values: dict[int, T], start: int, stop: int) -> tuple[T, ...] | None:
     """One per token, or none at all: the client must not see them shifted."""
-    if not values or not all(index in values for index in range(start, stop)):
+    if not all(index in values for index in range(start, stop)):
         return None
     return tuple(values[index] for index in range(start, stop))

@@ -4,14 +4,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orchestrator.lifecycle.phases import JOINT, KVTrack, Phase, TokenTrack
+from orchestrator.lifecycle.phases import (
+    ABSENT,
+    EMPTY,
+    ENDED,
+    JOINT,
+    LANDED,
+    MAIN_BRINGS,
+    MOVING,
+    PAUSED,
+    RELAYING,
+    UNROUTED,
+    WAITING,
+    Phase,
+)
 from orchestrator.policy.prefixes import Name
 from orchestrator.policy.router import Decision
 from orchestrator.state.actions import Failure, FinishReason
 from orchestrator.state.events import Arrived, HandoffMode
 from orchestrator.state.law import Law
 from orchestrator.state.links import LegId, LinkView
-from workers.api.messages import RANK, Role, TokenRun
+from workers.api.messages import (
+    PREFILL,
+    RANK,
+    Role,
+    TokenRun,
+)
 
 # A leg's runs that cannot be judged yet wait here; more than this many are forgotten and asked
 # for again when their turn comes.
@@ -107,7 +125,7 @@ class Leg:
     @property
     def deaf(self) -> bool:
         """It has not said that it knows all it was fed. What it produced needs no saying."""
-        return not self.accepted and self.fed < self.sent and self.role is not Role.PREFILL
+        return not self.accepted and self.fed < self.sent and self.role is not PREFILL
 
 
 @dataclass(slots=True)
@@ -172,6 +190,7 @@ class Request:
     account: Account = field(default_factory=Account)
     waiting_since: float | None = None  # no place was found since then
     retry_at: float | None = None  # when to look again for what could not be placed
+    due_at: float | None = None  # when the machine looks at it again, as its heap has it
 
     def __post_init__(self) -> None:
         self.name = self.spec.request
@@ -233,20 +252,17 @@ class Request:
     def joint_phase(self) -> Phase:
         """Where the live legs say that the request stands."""
         relay, main = self.relay, self.main
-        if main is None:
-            kv = KVTrack.ABSENT
-        else:
-            kv = KVTrack.MOVING if main.landed_at is None else KVTrack.LANDED
+        kv = ABSENT if main is None else MOVING if main.landed_at is None else LANDED
         if self.over:
-            token = TokenTrack.ENDED
+            token = ENDED
         elif self.decision is None:
-            token = TokenTrack.UNROUTED
+            token = UNROUTED
         elif not self.law.ids:
-            token = TokenTrack.EMPTY
+            token = EMPTY
         elif main is not None and main.accepted:
-            token = TokenTrack.MAIN
+            token = MAIN_BRINGS
         elif relay is not None:
-            token = TokenTrack.PAUSED if relay.paused else TokenTrack.RELAYING
+            token = PAUSED if relay.paused else RELAYING
         else:
-            token = TokenTrack.WAITING
+            token = WAITING
         return JOINT[token, kv]

@@ -18,6 +18,9 @@ class Verdict(StrEnum):
     CUT = "cut"
 
 
+GO_ON, CUT = Verdict
+
+
 class Handover(NamedTuple):
     """All that the decision looks at. Seconds, except `lag` (tokens).
 
@@ -56,27 +59,27 @@ def wanted_lead_s(relay_step_s: float, main_step_s: float, rtt_s: float) -> floa
 def decide(view: Handover) -> Verdict:
     """Whether to pause the relay now."""
     if not view.main_heard:
-        return Verdict.GO_ON
+        return GO_ON
     return RULES[view.mode](view)
 
 
 def _one_shot(view: Handover) -> Verdict:
-    return Verdict.CUT
+    return CUT
 
 
 def _catch_up(view: Handover) -> Verdict:
-    return Verdict.CUT if view.bound_passed else Verdict.GO_ON
+    return CUT if view.bound_passed else GO_ON
 
 
 def _auto(view: Handover) -> Verdict:
     if view.relay_overloaded or view.bound_passed:
-        return Verdict.CUT
+        return CUT
     if main_is_faster(view.relay_step_s, view.main_step_s):
         gain_per_s = 1 / view.main_step_s - 1 / view.relay_step_s
         if view.lag / gain_per_s <= view.bound_s:
-            return Verdict.GO_ON
+            return GO_ON
     wanted = wanted_lead_s(view.relay_step_s, view.main_step_s, view.rtt_s)
-    return Verdict.CUT if view.lead_s >= wanted else Verdict.GO_ON
+    return CUT if view.lead_s >= wanted else GO_ON
 
 
 RULES = {

@@ -13,7 +13,12 @@ from typing import NamedTuple
 
 from orchestrator.state.events import Route
 from orchestrator.state.views import SAME_SITE_BYTES_PER_S, WorkerView, World
-from workers.api.messages import Role
+from workers.api.messages import (
+    MAIN,
+    PREFILL,
+    RELAY,
+    Role,
+)
 from workers.api.record import record
 
 # Outputs are seldom as long as their limit; without a better prediction assume this many tokens.
@@ -141,7 +146,8 @@ def place(
 
 
 ANY_ROLE = frozenset(Role)
-ORDER = {Route.LOCAL: 0, Route.DIRECT: 1, Route.RELAY: 2}
+LOCAL, DIRECT, RELAYED = Route
+ORDER = {LOCAL: 0, DIRECT: 1, RELAYED: 2}
 
 
 def _rank(d: Decision) -> tuple[bool, float, int, str, str]:
@@ -175,11 +181,11 @@ def _decisions(
         if need_main > w.up.max_context:
             continue
         roles, most = ANY_ROLE if ask.any_role else w.up.roles, room(w)
-        if Role.PREFILL in roles and ask.tokens <= most:
+        if PREFILL in roles and ask.tokens <= most:
             prefills.append(w)
-        if Role.RELAY in roles and need_relay <= most:
+        if RELAY in roles and need_relay <= most:
             relays.append((w.slots_used / w.up.slots, w.name, w))
-        if Role.MAIN in roles and need_main <= most:
+        if MAIN in roles and need_main <= most:
             mains.append(w)
     relays.sort()
 
@@ -277,7 +283,7 @@ def _predict(
         total_s = ttft_s + stall_s + relay_tokens * relay_step_s
         total_s += max(0, output - 2 - relay_tokens) * main_step_s
     return Decision(
-        Route.LOCAL if p.site == m.site else Route.DIRECT if r is None else Route.RELAY,
+        LOCAL if p.site == m.site else DIRECT if r is None else RELAYED,
         p.name,
         None if r is None else r.name,
         m.name,

@@ -2,6 +2,7 @@
 
 from dataclasses import field
 from enum import StrEnum
+from typing import Final
 
 from workers.api.messages import Role, Sampling, UpMessage
 from workers.api.record import record
@@ -21,6 +22,10 @@ class HandoffMode(StrEnum):
     AUTO = "auto"
     CATCH_UP = "catch-up"
     ONE_SHOT = "one-shot"
+
+
+# Where it is asked for at every token; see `workers.api.messages`.
+AUTO: Final = HandoffMode.AUTO
 
 
 @record

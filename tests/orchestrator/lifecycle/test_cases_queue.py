@@ -390,6 +390,17 @@ def test_the_heap_of_deadlines_does_not_grow_with_tokens(rig: MachineRig) -> Non
     assert len(rig.req.account.releases) < 40
 
 
+def test_nothing_is_kept_of_requests_that_have_ended(rig: MachineRig) -> None:
+    for i in range(500):
+        rig.arrive(f"r{i}")
+        rig.leave()
+    assert len(rig.machine._due) < 200
+    assert not rig.machine.requests
+    assert not rig.machine.queued
+    assert [view.bookings for view in rig.machine.ctx.world.workers.values() if view.bookings] == []
+    assert [link.queued for link in rig.machine.ctx.world.links.values() if link.queued] == []
+
+
 def test_a_name_may_come_again_after_its_end(rig: MachineRig) -> None:
     rig.arrive()
     rig.leave()

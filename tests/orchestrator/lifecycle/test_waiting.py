@@ -1,0 +1,46 @@
+"""The order of those who wait for a place."""
+
+from orchestrator.lifecycle.request import Request
+from orchestrator.lifecycle.waiting import WaitingLine
+from orchestrator.state.events import Arrived, HandoffMode
+
+
+def request(name: str, *ids: int) -> Request:
+    spec = Arrived(request=name, prompt_ids=(1,), limit=9)
+    req = Request(spec=spec, mode=HandoffMode.AUTO, arrived_at=0.0, watch=None, prefix=())
+    req.law.extend(ids, None, None)
+    return req
+
+
+def order(line: WaitingLine) -> list[str]:
+    names = []
+    while (name := line.behind(len(names))) is not None:
+        names.append(name)
+    return names
+
+
+def test_who_has_tokens_already_comes_first_and_all_as_they_came() -> None:
+    line = WaitingLine()
+    for req in (request("a"), request("b", 7), request("c"), request("d", 7)):
+        line.add(req)
+    assert order(line) == ["b", "d", "a", "c"]
+    assert len(line) == 4
+
+
+def test_who_waits_keeps_its_place_until_it_leaves() -> None:
+    line = WaitingLine()
+    for name in "abc":
+        line.add(request(name))
+    line.add(request("a"))
+    assert order(line) == ["a", "b", "c"]
+    line.discard("b")
+    line.discard("b")
+    assert "b" not in line
+    line.add(request("b"))
+    assert order(line) == ["a", "c", "b"]
+
+
+def test_nobody_waits() -> None:
+    line = WaitingLine()
+    assert not line
+    assert line.behind(0) is None
