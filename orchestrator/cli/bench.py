@@ -5,6 +5,7 @@ import typer
 from orchestrator.cli.benches.codec import codec
 from orchestrator.cli.benches.driver import driver
 from orchestrator.cli.benches.faults import faults
+from orchestrator.cli.benches.gateway import gateway
 from orchestrator.cli.benches.handoff import handoff
 from orchestrator.cli.benches.link import link
 from orchestrator.cli.benches.mutants import mutants
@@ -20,6 +21,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 app.command()(codec)
 app.command()(driver)
 app.command()(faults)
+app.command()(gateway)
 app.command()(handoff)
 app.command()(link)
 app.command()(mutants)

@@ -21,7 +21,11 @@ SURFACE = {
         "--story",
         "-o/--output",
     ],
-    "bench handoff": ["--gateway-site", "--logs", "--requests", "--topology", "-o/--output"],
+    "bench gateway": ["-o/--output"],
+    "bench handoff": [
+        *("--gateway-site", "--logs", "--replay", "--requests", "--topology"),
+        "-o/--output",
+    ],
     "bench link": [
         "--accidents/--no-accidents",
         "--codec",
