@@ -1,0 +1,96 @@
+"""A sweep's cells on Ray: a cluster of this machine's cores that lives as long as the sweep."""
+
+import importlib
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+OBJECT_STORE_BYTES = 100 * 2**20  # cells and figures are small; Ray wants at least 75 MiB
+AHEAD = 2  # cells that wait for each core, so that none is idle
+LOOK_S = 0.2
+
+Work = TypeVar("Work")
+Found = TypeVar("Found")
+
+class CellFailed(Exception):
+    """A cell could not be computed; the text says why."""
+
+
+class Cluster:
+    """Ray, as it stands for a sweep."""
+
+    def __init__(self, ray: Any, jobs: int) -> None:
+        self._ray, self._jobs = ray, jobs
+
+    def compute(
+        self,
+        works: Sequence[Work],
+        run: Callable[[Work], Found],
+        done: Callable[[Work, Found], None],
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call `run` with each on a core, `done` here as each is ready, `look` meanwhile.
+
+        `run` is a function of a module, and depends on what it is given alone: if its process dies
+        it is called again. Raises CellFailed at the first that fails; the others are dropped.
+        """
+        ray = self._ray
+        task = ray.remote(num_cpus=1)(run)
+        waiting = list(reversed(works))
+        under_way: dict[Any, Work] = {}
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < AHEAD * self._jobs:
+                    work = waiting.pop()
+                    under_way[task.remote(work)] = work
+                ready, _ = ray.wait(list(under_way), num_returns=1, timeout=LOOK_S)
+                for ref in ready:
+                    done(under_way.pop(ref), self._answer(ref))
+                look()
+        finally:
+            for ref in under_way:
+                ray.cancel(ref, force=True)
+
+    def _answer(self, ref: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(ref)
+        except errors.RayTaskError as error:
+            raise CellFailed(f"{type(error.cause).__name__}: {error.cause}") from error
+        except errors.RayError as error:
+            raise CellFailed(str(error).strip().splitlines()[0]) from error
+
+
+@contextmanager
+def local_cluster(jobs: int) -> Iterator[Cluster]:
+    """Ray with so many cores of this machine, stopped at the end.
+
+    A process that has Ray already keeps it as it is.
+    """
+    if "ray" not in sys.modules:
+        # Ray reads these once, when it is imported. Nobody else may use the cluster.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    # Only here: it takes a second, and most commands do not need it.
+    ray = importlib.import_module("ray")
+    if ray.is_initialized():
+        yield Cluster(ray, jobs)
+        return
+    ray.init(
+        address="local",
+        num_cpus=jobs,
+        num_gpus=0,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _node_ip_address="127.0.0.1",
+    )
+    try:
+        yield Cluster(ray, jobs)
+    finally:
+        ray.shutdown()
