@@ -74,7 +74,7 @@ class Machine:
     ) -> None:
         self.ctx = Context(
             config=config,
-            world=World(gateway_site=config.gateway_site),
+            world=World(gateway_site=config.gateway_site, site_bytes_per_s=config.site_bytes_per_s),
             prefixes=PrefixBook(names),
         )
         self.requests: dict[str, Request] = {}

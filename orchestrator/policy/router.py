@@ -12,7 +12,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from orchestrator.state.events import Route
-from orchestrator.state.views import SAME_SITE_BYTES_PER_S, WorkerView, World
+from orchestrator.state.views import SAME_SITE_RTT_S, WorkerView, World
 from workers.api.messages import (
     MAIN,
     PREFILL,
@@ -250,14 +250,15 @@ def _transfer_s(ask: Ask, world: World, prefill: _Prefill, m: WorkerView) -> flo
         return 0.0
     missing = ask.tokens - min(ask.hits.get(m.name, 0), ask.tokens)
     nbytes = missing * m.up.kv_bytes_per_token
-    link = None if p.site == m.site else world.link(p.site, m.site)
-    if link is None:
-        return nbytes / SAME_SITE_BYTES_PER_S
+    link, now = world.link(p.site, m.site), world.now
+    if link is None:  # they are in one site
+        sending_s, delay_s = nbytes / world.inside_bytes_per_s(p.site), SAME_SITE_RTT_S / 2
+    else:
+        sending_s = link.waiting_bytes(now) + link.wire_bytes(nbytes)
+        sending_s /= link.goodput_bytes_per_s(now)
+        delay_s = link.rtt_s(now) / 2
     # Streaming starts with the first chunk, so the wire works while prefill still runs.
-    now = world.now
-    sending_s = link.waiting_bytes(now) + link.wire_bytes(nbytes)
-    sending_s /= link.goodput_bytes_per_s(now)
-    return max(0.0, sending_s - prefill.prefill_s) + link.rtt_s(now) / 2
+    return max(0.0, sending_s - prefill.prefill_s) + delay_s
 
 
 def _predict(

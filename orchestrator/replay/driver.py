@@ -155,15 +155,17 @@ class Replay:
             for line in self._setup.lines
             for pair in (line.between, line.between[::-1])
         }
-        inside = LineModel(
-            bytes_per_s=self._setup.site_bytes_per_s,
-            delay_s=SAME_SITE_RTT_S / 2,
-            share=Sharing.FIFO,
-        )
+        for site in {worker.site for worker in self._setup.workers}:
+            told = self.machine.ctx.world.inside_bytes_per_s(site)
+            models[site, site] = LineModel(
+                bytes_per_s=self._setup.site_bytes_per_s or told,
+                delay_s=SAME_SITE_RTT_S / 2,
+                share=Sharing.FIFO,
+            )
         return {
             pair: Line(
                 self.schedule,
-                models.get(pair, inside),
+                models[pair],
                 leaving=self._handing.leaving,
                 landed=self._landed,
                 use_every_s=self._setup.use_every_s,

@@ -77,10 +77,10 @@ class ReplaySetup:
 
     `block_tokens`: what a name of a prompt's block stands for; None: workers keep no prefixes.
     Every `timelines`-th request has its stages written down, and how busy lines and pools are is
-    sampled every `use_every_s`; 0: neither. `site_bytes_per_s`: KV inside a site. `report_s`: a
-    relay that has nothing urgent to say speaks at least every so often (twice that at most).
-    `every_step`: everyone speaks after every step, and steps are taken one by one; the measure of
-    what the fast way leaves out.
+    sampled every `use_every_s`; 0: neither. `site_bytes_per_s`: KV inside any site; None: what
+    `core` is told of each. `report_s`: a relay that has nothing urgent to say speaks at least every
+    so often (twice that at most). `every_step`: everyone speaks after every step, and steps are
+    taken one by one; the measure of what the fast way leaves out.
     """
 
     core: CoreConfig
@@ -90,6 +90,6 @@ class ReplaySetup:
     faults: tuple[Fault, ...] = ()
     timelines: int = 0
     use_every_s: float = 0.0
-    site_bytes_per_s: float = 25e9
+    site_bytes_per_s: float | None = None
     report_s: float = 5.0
     every_step: bool = False

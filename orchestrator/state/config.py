@@ -30,7 +30,11 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreConfig:
-    """The core's standing orders. `route` None lets the router choose."""
+    """The core's standing orders. `route` None lets the router choose.
+
+    `site_bytes_per_s`: what carries KV from one worker to another inside each site; see
+    `World.inside_bytes_per_s` for a site that is not in it.
+    """
 
     gateway: str
     gateway_site: str
@@ -41,3 +45,4 @@ class CoreConfig:
     queue_limit: int = 256
     deadlines: Deadlines = field(default_factory=Deadlines)
     attempts: Attempts = field(default_factory=Attempts)
+    site_bytes_per_s: dict[str, float] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """The core's view of workers and links, and its books of what it has placed where."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ DEFAULT_STEP_S = 0.05
 DEFAULT_PREFILL_TOKENS_PER_S = 200.0
 SAME_SITE_RTT_S = 0.0005
 UNKNOWN_RTT_S = 0.1  # between two sites without a measured link
-SAME_SITE_BYTES_PER_S = 1e9
+SAME_SITE_BYTES_PER_S = 1e9  # where nobody says what a site's network carries
 
 
 class Booking(NamedTuple):
@@ -91,12 +92,15 @@ class WorkerView:
 class World:
     """All workers and links at the time `now`, and the site this gateway stands in.
 
+    `site_bytes_per_s`: what carries KV inside a site, of those that the topology says it of.
+
     A link is known by where it comes from and where it goes: both ways have a view of their own.
     """
 
     gateway_site: str
     workers: dict[str, WorkerView] = field(default_factory=dict)
     links: dict[tuple[str, str], LinkView] = field(default_factory=dict)
+    site_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
     now: float = 0.0
 
     def link(self, a: str, b: str) -> LinkView | None:
@@ -109,6 +113,10 @@ class World:
             return SAME_SITE_RTT_S
         link = self.link(a, b)
         return link.rtt_s(self.now) if link else UNKNOWN_RTT_S
+
+    def inside_bytes_per_s(self, site: str) -> float:
+        """What carries KV from one worker of a site to another."""
+        return self.site_bytes_per_s.get(site, SAME_SITE_BYTES_PER_S)
 
     def connected(self, a: str, b: str) -> bool:
         return a == b or self.link(a, b) is not None

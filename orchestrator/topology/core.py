@@ -16,6 +16,7 @@ def core_config(topology: Topology, gateway: str) -> CoreConfig:
         codec=policy.codec,
         handoff_bound_s=policy.handoff_bound_s,
         queue_limit=policy.queue_limit,
+        site_bytes_per_s={name: site.rate_bytes_per_s for name, site in topology.sites.items()},
         deadlines=Deadlines(
             queue=given.queue_s,
             prefill=given.prefill_s,

@@ -23,6 +23,9 @@ from workers.api.messages import Role
 # needs 4.9 microseconds a kilometre.
 ROUTE_FACTOR = 1.25
 FIBRE_S_PER_KM = 4.9e-6
+# Of KV inside a site: one adapter of 200 Gbps. By their data sheets a DGX A100 has one of them for
+# each chip and a DGX H100 one of twice that rate, so this is what a single path gives at least.
+SITE_BYTES_PER_S = 25e9
 
 FROM_FILE = {"from_file": True}  # the validation context in which bare numbers have no unit
 
@@ -105,9 +108,13 @@ class Pool(Strict):
 
 
 class Site(Strict):
-    """A place whose pools are near each other; `local` starts here, an `agent` dials in."""
+    """A place whose pools are near each other; `local` starts here, an `agent` dials in.
+
+    `bandwidth` is what carries KV between two workers of it: the router reckons with it.
+    """
 
     launch: Literal["local", "agent"] = "local"
+    rate_bytes_per_s: Rate = Field(default=SITE_BYTES_PER_S, alias="bandwidth")
     pools: dict[Name, Pool] = Field(default_factory=dict)
 
 

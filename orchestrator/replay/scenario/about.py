@@ -49,7 +49,8 @@ def _topology(topology: Topology) -> Iterator[tuple[str, str]]:
             for name, pool in place.pools.items()
         ]
         here = " (users come here)" if site == topology.gateway.site else ""
-        yield f"site {site}{here}", "; ".join(pools)
+        inside = f"{show_rate(place.rate_bytes_per_s)} inside"
+        yield f"site {site}{here}", "; ".join([*pools, inside])
     for link in topology.links:
         yield (
             f"line {' - '.join(link.between)}",

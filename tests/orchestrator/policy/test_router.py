@@ -7,7 +7,7 @@ import pytest
 from orchestrator.policy.router import Ask, Decision, Refusal, choose, place
 from orchestrator.state.events import Route, WorkerUp
 from orchestrator.state.links import LinkView, Transfer
-from orchestrator.state.views import Booking, WorkerView, World
+from orchestrator.state.views import SAME_SITE_RTT_S, Booking, WorkerView, World
 from workers.api.messages import Load, Role
 
 P, R, M = Role.PREFILL, Role.RELAY, Role.MAIN
@@ -346,6 +346,26 @@ def test_predicted_stall_of_the_direct_route_is_the_wire() -> None:
     found = choose(replace(ASK, forced=Route.DIRECT), TWO.world())
     assert isinstance(found, Decision)
     assert found.stall_s == pytest.approx(9.6 - 3.0 + 0.025 + 0.05)
+
+
+def test_kv_inside_a_site_streams_while_prefill_runs() -> None:
+    """12 MB at 2 MB/s take 6 s, of which 3 s of prefill hide half; at 10 MB/s nothing is left."""
+
+    def stall_s(rate: float) -> float:
+        world = TWO_WITH_LOCAL.world()
+        world.site_bytes_per_s = {"hami": rate}
+        found = choose(replace(ASK, forced=Route.LOCAL), world)
+        assert isinstance(found, Decision)
+        return found.stall_s
+
+    assert stall_s(2e6) == pytest.approx(6.0 - 3.0 + SAME_SITE_RTT_S / 2 + 0.05)
+    assert stall_s(10e6) == pytest.approx(0.05 + 0.05)  # the way to the gateway and back
+
+
+def test_a_slow_network_beside_the_prefill_is_no_reason_for_a_relay() -> None:
+    world = TWO.world()
+    world.site_bytes_per_s = {"hami": 1e6}  # less than the line
+    assert outline(choose(ASK, world)) == (Route.DIRECT, "p0", None, "m0")
 
 
 def test_a_reported_speed_of_nothing_is_no_speed() -> None:

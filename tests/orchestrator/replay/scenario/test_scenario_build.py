@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.replay.faults import LineFault, WorkersLost
 from orchestrator.replay.lines.model import Sharing
+from orchestrator.replay.report.metrics import summarise
 from orchestrator.replay.scenario.build import build
 from orchestrator.replay.scenario.load import load_scenario
 from orchestrator.replay.scenario.prices import bill
@@ -88,6 +89,34 @@ def test_the_core_obeys_the_policy(tmp_path: Path) -> None:
     assert [core.route for core in cores] == [Route.DIRECT, Route.RELAY]
     assert {core.gateway_site for core in cores} == {"shenzhen"}
     assert {(core.queue_limit, core.deadlines.queue) for core in cores} == {(3, 7.0)}
+
+
+def test_what_a_sites_network_carries(tmp_path: Path) -> None:
+    head = "    hami:\n      pools:"
+    good = scenario(tmp_path, (head, head.replace("pools", "bandwidth: 80Gbps\n      pools")))
+    core = build(good, good.file.policies[0])[0].core
+    assert core.site_bytes_per_s == {"hami": 10e9, "shenzhen": 25e9}
+
+
+def test_a_relay_is_worth_the_way_inside_its_site(tmp_path: Path) -> None:
+    """What crosses the line in a second crosses a site in a twentieth: `auto` takes the relay."""
+    good = scenario(
+        tmp_path,
+        ("{name: direct, route: direct}", "{name: direct, route: auto}"),
+        ("{mean: 1000}", "{mean: 4000}"),
+        ("bandwidth: 20Gbps", "bandwidth: 10Gbps"),
+    )
+    fast = summarise(play(good, good.file.policies[0]), good.goal)
+    assert fast.routes["relay"] > 0.9 * fast.requests
+    head = "    hami:\n      pools:"
+    slow = scenario(
+        tmp_path,
+        ("{name: direct, route: direct}", "{name: direct, route: auto}"),
+        ("{mean: 1000}", "{mean: 4000}"),
+        ("bandwidth: 20Gbps", "bandwidth: 10Gbps"),
+        (head, head.replace("pools", "bandwidth: 1Gbps\n      pools")),
+    )
+    assert "relay" not in summarise(play(slow, slow.file.policies[0]), slow.goal).routes
 
 
 def test_faults(tmp_path: Path) -> None:
