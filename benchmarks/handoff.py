@@ -36,6 +36,7 @@ ROUTES: dict[str, dict[str, str]] = {
 NUMBERS = (
     "ttft_s",
     "second_token_s",
+    "e2e_s",
     "itl_p50_s",
     "max_gap_s",
     "handoff_gap_s",
@@ -48,8 +49,9 @@ NUMBERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One request as its client saw it."""
+    """One request as its client saw it; `times`: seconds to each piece of text."""
 
+    times: tuple[float, ...]
     ids: tuple[int, ...]
     margins: tuple[float, ...] | None
     numbers: dict[str, float | None]
@@ -63,8 +65,12 @@ def run(
     requests: int,
     logs: Path | None,
     tell: Callable[[str], None],
+    before_round: Callable[[Served], None] = lambda served: None,
 ) -> dict[str, Any]:
-    """Bring the topology up and measure every route; medians over `requests` each."""
+    """Bring the topology up and measure every route; medians over `requests` each.
+
+    `before_round` is called before each prompt is tried on all routes.
+    """
     measured_on = machine()
     options = [] if gateway_site is None else ["--gateway-site", gateway_site]
     options += [] if logs is None else ["--logs", str(logs)]
@@ -74,7 +80,7 @@ def run(
             for name, fields in ROUTES.items():
                 tell(f"warm-up {name}")
                 measure(served, prompt, {**fields, "cache_salt": f"warm {name} {number}"})
-        greedy = _measure_all(served, prompts[WARM_UP:], ROUTES, {}, tell)
+        greedy = _measure_all(served, prompts[WARM_UP:], ROUTES, {}, tell, before_round)
         sampling = {"temperature": SAMPLED_TEMPERATURE, "seed": 1234}
         pair = {name: ROUTES[name] for name in ("local", "relay_auto")}
         sampled = _measure_all(served, prompts[WARM_UP:], pair, sampling, tell)
@@ -99,10 +105,12 @@ def _measure_all(
     routes: dict[str, dict[str, str]],
     sampling: dict[str, Any],
     tell: Callable[[str], None],
+    before_round: Callable[[Served], None] = lambda served: None,
 ) -> dict[str, list[Measured]]:
     """Every prompt on every route, in turn, so that a machine that drifts drifts for all."""
     runs: dict[str, list[Measured]] = {name: [] for name in routes}
     for number, prompt in enumerate(prompts):
+        before_round(served)
         for name, fields in routes.items():
             salt = f"{name} {number} {sorted(sampling)}"
             runs[name].append(measure(served, prompt, {**fields, **sampling, "cache_salt": salt}))
@@ -111,17 +119,17 @@ def _measure_all(
     return runs
 
 
-def make_prompts(model: str, count: int) -> list[tuple[int, ...]]:
-    """Distinct prompts of exactly PROMPT_TOKENS tokens of English prose about Python."""
+def make_prompts(model: str, count: int, *, tokens: int = PROMPT_TOKENS) -> list[tuple[int, ...]]:
+    """Distinct prompts of exactly so many tokens of English prose about Python."""
     tokenizer = Tokenizer.from_file(str(resolve_model(model) / "tokenizer.json"))
     prompts = []
     for name in sorted(topics, key=lambda topic: (-len(topics[topic]), topic)):
         ids = tokenizer.encode(topics[name], add_special_tokens=False).ids
-        if len(ids) >= PROMPT_TOKENS:
-            prompts.append(tuple(ids[:PROMPT_TOKENS]))
+        if len(ids) >= tokens:
+            prompts.append(tuple(ids[:tokens]))
         if len(prompts) == count:
             return prompts
-    raise ValueError(f"only {len(prompts)} prompts of {PROMPT_TOKENS} tokens, {count} are needed")
+    raise ValueError(f"only {len(prompts)} prompts of {tokens} tokens, {count} are needed")
 
 
 def measure(served: Served, prompt: Sequence[int], fields: dict[str, Any]) -> Measured:
@@ -160,6 +168,7 @@ def measure(served: Served, prompt: Sequence[int], fields: dict[str, Any]) -> Me
     numbers: dict[str, float | None] = {
         "ttft_s": times[0],
         "second_token_s": times[1],
+        "e2e_s": times[-1],
         "itl_p50_s": statistics.median(gaps),
         "max_gap_s": max(gaps),
         "handoff_gap_s": told["handoff_gap_s"],
@@ -170,6 +179,7 @@ def measure(served: Served, prompt: Sequence[int], fields: dict[str, Any]) -> Me
     }
     margins = told.get("margins")
     return Measured(
+        times=tuple(times),
         ids=tuple(told["token_ids"]),
         margins=None if margins is None else tuple(margins),
         numbers=numbers,

@@ -51,19 +51,22 @@ class MeasuredCosts:
     """A machine that was measured: a prefill rate, a decode step and its slope.
 
     `context_s`: seconds that each token of context in the batch adds to a decode step;
-    `sequence_s`: seconds that each sequence adds.
+    `sequence_s`: seconds that each sequence adds. `chunk_step_s`: seconds of a step that only
+    prefills, beside its tokens; `attention_s`: that each of them adds per token before it.
     """
 
     prefill_tokens_per_s: float
     decode_step_s: float
     context_s: float = 0.0
     sequence_s: float = 0.0
+    chunk_step_s: float = 0.0
+    attention_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("prefill_tokens_per_s", "decode_step_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: must be > 0, got {getattr(self, name)}")
-        for name in ("context_s", "sequence_s"):
+        for name in ("context_s", "sequence_s", "chunk_step_s", "attention_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: must be >= 0, got {getattr(self, name)}")
 
@@ -72,11 +75,12 @@ class MeasuredCosts:
 
     def decode_line(self, batch: int, prefilled: int = 0) -> DecodeLine:
         if not batch:
-            return DecodeLine(0.0, 0.0)
+            return DecodeLine(self.chunk_step_s if prefilled else 0.0, 0.0)
         return DecodeLine(self.decode_step_s + self.sequence_s * batch, self.context_s)
 
     def chunk_s(self, tokens: int, context: int) -> float:
-        return tokens / self.prefill_tokens_per_s
+        attended = tokens * (context + tokens / 2)
+        return tokens / self.prefill_tokens_per_s + self.attention_s * attended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import confirm
 from benchmarks import handoff as handoff_bench
 from orchestrator.cli.benches.served import cannot_start_told
 from orchestrator.cli.output import Format, FormatOption, print_json, tell
@@ -23,13 +24,16 @@ def handoff(
     ] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests per route.")] = 5,
     logs: Annotated[Path | None, typer.Option(help="Keep the service's logs here.")] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Replay it too, with constants from other requests.")
+    ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """What a user feels on each route: local, direct, and relay with each kind of handoff."""
     file = topology or packaged_topology("laptop-4000km")
     load_topology(file)
     with cannot_start_told():
-        result = handoff_bench.run(
+        result = (confirm if replay else handoff_bench).run(
             file,
             gateway_site=gateway_site,
             requests=requests,
@@ -51,11 +55,27 @@ def _table(result: dict[str, Any]) -> None:
     for key in keys:
         table.add_row(key, *(_cell(row[key]) for row in result["routes"].values()))
     Console().print(table)
+    if "replay" in result:
+        _replay_table(result)
     sampled = result["sampled"]
     print(
         f"sampled at temperature {sampled['temperature']}: tokens_equal {sampled['tokens_equal']}, "
         f"near_ties {sampled['near_ties']}"
     )
+
+
+def _replay_table(result: dict[str, Any]) -> None:
+    table = Table(title="live, replayed, and how far that is off")
+    table.add_column("")
+    for key in confirm.JUDGED:
+        table.add_column(key, justify="right")
+    for name, row in result["replay"].items():
+        cells = [
+            f"{row[key]['live']:.2f}, {row[key]['replay']:.2f}, {row[key]['error']:.1%}"
+            for key in confirm.JUDGED
+        ]
+        table.add_row(name, *cells)
+    Console().print(table)
 
 
 def _cell(value: Any) -> str:

@@ -40,11 +40,15 @@ class Congestion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecModel:
-    """Raw bytes per one on the wire, and raw bytes per second of what codes at each end."""
+    """Raw bytes per one on the wire, and raw bytes per second of what codes at each end.
+
+    `wait_s`: that a transfer's KV waits for whoever codes it, before and after the wire.
+    """
 
     ratio: float = 1.0
     encode_bytes_per_s: float = inf
     decode_bytes_per_s: float = inf
+    wait_s: float = 0.0
 
 
 def codec_model(policy: str, *, line_bytes_per_s: float, cores: float) -> CodecModel:
@@ -139,7 +143,7 @@ class LineModel:
         Its jitter is drawn from its name, so it is the same under every way to share the line.
         `nbytes` are raw: the codec's share is its last piece, coded before and after the wire.
         """
-        seconds = self.delay_s
+        seconds = self.delay_s + self.codec.wait_s
         if self.jitter_s:
             # |z| of a normal z: the upper half of its distribution.
             drawn = (crc32(f"{self.seed} {name}".encode()) + 0.5) / 2**32
