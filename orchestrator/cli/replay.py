@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from orchestrator.cli.output import Format, FormatOption, print_json, tell
+from orchestrator.cli.sweeping import How, ResumeOption, SweepOption, sweep_replay
 from orchestrator.errors import UserError
 from orchestrator.replay.report.metrics import summarise
 from orchestrator.replay.report.page import write_html
@@ -50,6 +51,8 @@ def replay(
     html: Annotated[
         Path | None, typer.Option(help="Write the report as one page that needs no network.")
     ] = None,
+    sweep: SweepOption = None,
+    resume: ResumeOption = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Find out in virtual time what a scenario's policies give and cost."""
@@ -60,6 +63,13 @@ def replay(
     workload = make_workload(scenario)
     if html is not None:
         _check_writable(html)
+    if sweep:
+        how = How(resume=resume, jobs=jobs, html=html, output=output)
+        sweep_replay(scenario, policies, sweep, how)
+        return
+    if resume is not None:
+        raise UserError("--resume: it is for --sweep; give both")
+    if html is not None:
         scenario = _with_timelines(scenario, expected_requests(workload))
     _tell_bad(workload.bad)
     with _progress(policies, expected_requests(workload)) as tell_all:

@@ -11,7 +11,7 @@ from orchestrator.replay.report.record import record
 from orchestrator.replay.report.render import render, report_part
 from orchestrator.replay.report.table import cells
 
-_SCRIPTS = ("texts.js", "plots.js", "figures.js", "request.js", "page.js")
+_SCRIPTS = ("elements.js", "texts.js", "plots.js", "figures.js", "request.js", "page.js")
 
 
 def write_html(path: Path, runs: Sequence[Run], goal: Goal, about: About) -> None:

@@ -9,15 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import psutil
+
 OBJECT_STORE_BYTES = 100 * 2**20  # cells and figures are small; Ray wants at least 75 MiB
 AHEAD = 2  # cells that wait for each core, so that none is idle
-LOOK_S = 0.2
+KILLED_S = 10.0
 
 Work = TypeVar("Work")
 Found = TypeVar("Found")
 
+
+class ClusterFailed(Exception):
+    """Ray did not start."""
+
+
 class CellFailed(Exception):
     """A cell could not be computed; the text says why."""
+
+    def __init__(self, cell: Any, why: str) -> None:
+        super().__init__(why)
+        self.cell = cell
 
 
 class Cluster:
@@ -31,9 +42,8 @@ class Cluster:
         works: Sequence[Work],
         run: Callable[[Work], Found],
         done: Callable[[Work, Found], None],
-        look: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `run` with each on a core, `done` here as each is ready, `look` meanwhile.
+        """Call `run` with each on a core, and `done` here as each is ready.
 
         `run` is a function of a module, and depends on what it is given alone: if its process dies
         it is called again. Raises CellFailed at the first that fails; the others are dropped.
@@ -47,22 +57,22 @@ class Cluster:
                 while waiting and len(under_way) < AHEAD * self._jobs:
                     work = waiting.pop()
                     under_way[task.remote(work)] = work
-                ready, _ = ray.wait(list(under_way), num_returns=1, timeout=LOOK_S)
+                ready, _ = ray.wait(list(under_way), num_returns=1)
                 for ref in ready:
-                    done(under_way.pop(ref), self._answer(ref))
-                look()
+                    work = under_way.pop(ref)
+                    done(work, self._answer(work, ref))
         finally:
             for ref in under_way:
                 ray.cancel(ref, force=True)
 
-    def _answer(self, ref: Any) -> Any:
+    def _answer(self, work: object, ref: Any) -> Any:
         errors = self._ray.exceptions
         try:
             return self._ray.get(ref)
         except errors.RayTaskError as error:
-            raise CellFailed(f"{type(error.cause).__name__}: {error.cause}") from error
+            raise CellFailed(work, f"{type(error.cause).__name__}: {error.cause}") from error
         except errors.RayError as error:
-            raise CellFailed(str(error).strip().splitlines()[0]) from error
+            raise CellFailed(work, str(error).strip().splitlines()[0]) from error
 
 
 @contextmanager
@@ -80,17 +90,39 @@ def local_cluster(jobs: int) -> Iterator[Cluster]:
     if ray.is_initialized():
         yield Cluster(ray, jobs)
         return
-    ray.init(
-        address="local",
-        num_cpus=jobs,
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _node_ip_address="127.0.0.1",
-    )
+    _start(ray, jobs)
     try:
         yield Cluster(ray, jobs)
     finally:
         ray.shutdown()
+
+
+def _start(ray: Any, jobs: int) -> None:
+    """Ray gives itself half a minute to start, which a busy machine may exceed."""
+    before = set(_children())
+    for last in (False, True):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=jobs,
+                num_gpus=0,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+            )
+        except Exception as error:  # Ray raises just that
+            ray.shutdown()
+            half_started = [child for child in _children() if child not in before]
+            for child in half_started:
+                child.kill()
+            psutil.wait_procs(half_started, KILLED_S)
+            if last:
+                raise ClusterFailed(f"Ray did not start: {error}") from error
+        else:
+            return
+
+
+def _children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)

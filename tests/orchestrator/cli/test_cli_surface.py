@@ -50,8 +50,8 @@ SURFACE = {
         *("--rate", "--seed", "--sysctl", "-o/--output", "file"),
     ],
     "replay": [
-        *("--html", "--jobs", "--policy", "--rate", "--requests", "--seed", "--trace"),
-        "-o/--output",
+        *("--html", "--jobs", "--policy", "--rate", "--requests", "--resume", "--seed"),
+        *("--sweep", "--trace", "-o/--output"),
         "file",
     ],
     "serve": ["--gateway-site", "--logs", "--port", "--record", "-o/--output", "file"],

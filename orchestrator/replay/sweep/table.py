@@ -1,0 +1,81 @@
+"""A sweep for a terminal."""
+
+from collections.abc import Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.replay.sweep.breakeven import break_evens, text
+from orchestrator.replay.sweep.grid import Point
+from orchestrator.replay.sweep.swept import PER_COST, Swept
+
+MEASURES = {PER_COST: "requests in SLO per cost", "goodput_per_s": "goodput, requests/s"}
+
+
+def tables(swept: Swept) -> Iterator[Table]:
+    """Every point's measure, then where along each axis the far policies pay."""
+    yield _points(swept)
+    for place in range(len(swept.axes)):
+        if swept.far:
+            yield _break_even(swept, place)
+
+
+def _points(swept: Swept) -> Table:
+    shown = _table(MEASURES[swept.measure])
+    for axis in swept.axes:
+        shown.add_column(Text(axis.title), justify="right")
+    for policy in swept.policies:
+        shown.add_column(Text(policy), justify="right", overflow="fold")
+    for point in swept.points:
+        values = zip(swept.axes, point, strict=True)
+        shown.add_row(*(axis.text(value) for axis, value in values), *_measured(swept, point))
+    shown.caption = Text("* the best")
+    return shown
+
+
+def _measured(swept: Swept, point: Point) -> Iterator[str]:
+    texts = [_figure(swept.value(point, policy, swept.measure)) for policy in swept.policies]
+    values = [swept.value(point, policy, swept.measure) for policy in swept.policies]
+    most = _figure(max((value for value in values if value is not None), default=None))
+    alike = len(set(texts)) == 1
+    for shown in texts:
+        yield f"[bold]{shown}[/] *" if shown == most and not alike else f"{shown}  "
+
+
+def _break_even(swept: Swept, place: int) -> Table:
+    axes = swept.axes
+    axis = axes[place]
+    span = f"{axis.text(axis.values[0])} to {axis.text(axis.values[-1])}"
+    shown = _table(f"Where along {axis.title}, {span}, it pays more than {swept.near}")
+    found = [each for each in break_evens(swept) if each.axis == place]
+    others = list(dict.fromkeys(each.others for each in found))
+    for number, other in enumerate(axes):
+        if number != place:
+            shown.add_column(Text(other.title), justify="right")
+    for policy in swept.far:
+        shown.add_column(Text(policy), overflow="fold")
+    texts = {(each.policy, each.others): text(each, axes) for each in found}
+    for at in others:
+        shown.add_row(
+            *(axes[number].text(value) for number, value in at),
+            *(texts[policy, at] for policy in swept.far),
+        )
+    return shown
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=Text(title),
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        caption_justify="left",
+    )
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
