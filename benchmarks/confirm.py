@@ -40,7 +40,7 @@ PROBES = (
     Probe("local", 320, 24),
     Probe("local", 896, 24),
     Probe("direct", 256, 24),
-    Probe("direct", 448, 24),
+    Probe("direct", 896, 24),
     Probe("relay_catch_up", 256, 48),
     Probe("relay_catch_up", 448, 64),
 )
@@ -115,6 +115,7 @@ def confirm(
     }
     return {
         "replay": rows,
+        "probes": [asdict(sample) for sample in samples],
         "fitted": asdict(fitted),
         "worst_error": max(cell["error"] for row in rows.values() for cell in row.values()),
     }
@@ -156,6 +157,7 @@ def sampled(prompt: int, measured: Measured) -> Sample:
     return Sample(
         route=Route(told["route"]),
         prompt=prompt,
+        output=len(measured.ids),
         context=prompt + len(measured.ids) - after / 2,
         client_s=times[0] - told["queue_s"] - first_s,
         prefill_s=first_s,

@@ -18,15 +18,15 @@ from orchestrator.replay.lines.model import CodecModel
 from orchestrator.replay.outcome import Outcome
 from orchestrator.replay.prompt import Prompt
 from orchestrator.replay.setup import LineSpec, ModelSpec, ReplaySetup
+from orchestrator.state.actions import Finish
 from orchestrator.state.events import Arrived, HandoffMode, Route
 from orchestrator.state.views import SAME_SITE_RTT_S
 from orchestrator.topology.core import core_config
-from orchestrator.topology.schema import Pool, Topology
+from orchestrator.topology.schema import Topology
 from workers.api.messages import Role
 from workers.costs import MeasuredCosts
 
 APART_S = 600.0  # of two requests of a replay: each is alone
-_AT_ONCE_S = 1e-3  # what is sent inside a site in less is not seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class Sample:
 
     route: Route
     prompt: int
+    output: int
     context: float
     client_s: float
     prefill_s: float
@@ -75,7 +76,6 @@ class Fitted:
     ratio: float
     line_bytes_per_s: float
     line_wait_s: float
-    site_bytes_per_s: float
     client_s: float
 
     def costs(self, roles: frozenset[Role], route: Route) -> MeasuredCosts:
@@ -95,64 +95,102 @@ class Fitted:
 
 
 def fit(samples: Sequence[Sample], topology: Topology, gateway_site: str) -> Fitted:
-    """The constants that explain the probes. Raises ValueError when a route was not probed."""
-    of = {route: [s for s in samples if s.route is route] for route in Route}
-    for route, probed in of.items():
-        if not probed:
-            raise ValueError(f"no probe of the {route} route")
-    delays = _delays(topology, gateway_site)
-    chunk = _pool(topology, of[Route.LOCAL][0].workers["prefill"]).chunk_tokens
-
-    def there_and_back_s(sample: Sample, role: str) -> float:
-        return 2 * delays[gateway_site, _site(sample, role)]
-
-    def computed_s(sample: Sample) -> float:
-        return sample.prefill_s - there_and_back_s(sample, "prefill")
-
-    rows = [_prefill_row(sample.prompt, chunk) for sample in of[Route.LOCAL]]
-    prefill = _least_squares(rows, [computed_s(sample) for sample in of[Route.LOCAL]])
-    if not prefill[1]:
-        raise ValueError("a prefill does not take longer the longer its prompt is")
-
-    def slower(route: Route) -> float:
-        wanted = sum(float(np.dot(prefill, _prefill_row(s.prompt, chunk))) for s in of[route])
-        return sum(computed_s(sample) for sample in of[route]) / wanted
-
-    local = [s for s in of[Route.LOCAL] if s.step_s is not None]
-    local_step_s, context_s = _least_squares(
-        [(1.0, s.context) for s in local], [s.step_s or 0.0 for s in local]
-    )
-    far = [*of[Route.DIRECT], *of[Route.RELAY]]
-    main_steps = [s.step_s - context_s * s.context for s in far if s.step_s is not None]
-    relay_steps = [
-        s.relay_step_s - context_s * s.prompt for s in of[Route.RELAY] if s.relay_step_s is not None
-    ]
-    raw, wire = sum(s.raw_bytes for s in far), sum(s.wire_bytes for s in far)
-    line = _line(far, topology, delays, gateway_site)
-
-    def late_s(sample: Sample) -> float:
-        """What the relay waited for the last of its KV."""
-        step_s = sample.relay_step_s or local_step_s + context_s * sample.prompt
-        return sample.second_s - there_and_back_s(sample, "relay") - step_s
-
-    relayed = of[Route.RELAY]
-    last_bytes = sum((s.prompt % chunk or chunk) * s.raw_bytes / s.prompt for s in relayed)
-    return Fitted(
-        chunk_step_s=prefill[0],
-        token_s=prefill[1],
-        attention_s=prefill[2],
-        slower={route: slower(route) for route in Route},
+    """The constants that explain the probes. Raises ValueError where they cannot."""
+    probed = _Probed(samples, topology, gateway_site)
+    chunk_step_s, token_s, attention_s = probed.prefill()
+    local_step_s, context_s = probed.local_decode()
+    main = [(s.step_s, s.context) for s in probed.far if s.step_s is not None]
+    relay = [(s.relay_step_s, float(s.prompt)) for s in probed.relay if s.relay_step_s is not None]
+    raw = sum(s.raw_bytes for s in probed.far)
+    fitted = Fitted(
+        chunk_step_s=chunk_step_s,
+        token_s=token_s,
+        attention_s=attention_s,
+        slower={
+            route: probed.slower(route, (chunk_step_s, token_s, attention_s)) for route in Route
+        },
         local_step_s=local_step_s,
-        relay_step_s=fmean(relay_steps or [local_step_s]),
-        main_step_s=fmean(main_steps or [local_step_s]),
+        relay_step_s=_fixed_s(relay, context_s) or local_step_s,
+        main_step_s=_fixed_s(main, context_s) or local_step_s,
         context_s=context_s,
-        kv_bytes_per_token=round(raw / sum(s.prompt for s in far)),
-        ratio=raw / wire,
-        line_bytes_per_s=line[0],
-        line_wait_s=line[1],
-        site_bytes_per_s=last_bytes / sum(max(_AT_ONCE_S, late_s(s)) for s in relayed),
+        kv_bytes_per_token=round(raw / sum(s.prompt for s in probed.far)),
+        ratio=raw / sum(s.wire_bytes for s in probed.far),
+        line_bytes_per_s=probed.line_bytes_per_s(),
+        line_wait_s=0.0,
         client_s=fmean(s.client_s for s in samples),
     )
+    late = [
+        s.landed_s - _replayed_landing_s(fitted, topology, gateway_site, s)
+        for s in probed.far
+        if s.landed_s is not None
+    ]
+    return replace(fitted, line_wait_s=max(0.0, fmean(late)) if late else 0.0)
+
+
+class _Probed:
+    """Probes by their routes, and what they show."""
+
+    def __init__(self, samples: Sequence[Sample], topology: Topology, gateway_site: str) -> None:
+        of = {route: [s for s in samples if s.route is route] for route in Route}
+        for route, probes in of.items():
+            if not probes:
+                raise ValueError(f"no probe of the {route} route")
+        self.relay = of[Route.RELAY]
+        self.far = [*of[Route.DIRECT], *self.relay]
+        self._of = of
+        self._line_bytes_per_s = topology.links[0].rate_bytes_per_s
+        self._home = gateway_site
+        self._delays = {(site, site): SAME_SITE_RTT_S / 2 for site in topology.sites}
+        for link in topology.links:
+            a, b = link.between
+            self._delays[a, b] = self._delays[b, a] = link.delay_s
+        site, pool, _ = of[Route.LOCAL][0].workers["prefill"].split("/")
+        self._chunk = topology.sites[site].pools[pool].chunk_tokens
+
+    def prefill(self) -> Sequence[float]:
+        """Seconds per step, per token, and per token and token before it."""
+        local = self._of[Route.LOCAL]
+        rows = [_prefill_row(sample.prompt, self._chunk) for sample in local]
+        found = _least_squares(rows, [self._computed_s(sample) for sample in local])
+        if not found[1]:
+            raise ValueError("a prefill does not take longer the longer its prompt is")
+        return found
+
+    def slower(self, route: Route, prefill: Sequence[float]) -> float:
+        """A route's prefills over what `prefill` says of them."""
+        took_s = sum(self._computed_s(sample) for sample in self._of[route])
+        rows = [_prefill_row(sample.prompt, self._chunk) for sample in self._of[route]]
+        return took_s / float(np.sum(np.array(rows) @ prefill))
+
+    def local_decode(self) -> Sequence[float]:
+        """Seconds per step, and per token of context."""
+        steps = [
+            (s.step_s, (1.0, s.context)) for s in self._of[Route.LOCAL] if s.step_s is not None
+        ]
+        return _least_squares([row for _, row in steps], [step_s for step_s, _ in steps])
+
+    def line_bytes_per_s(self) -> float:
+        """Of the line between the sites: what more KV takes longer."""
+        landed = [(float(s.wire_bytes), s.landed_s) for s in self.far if s.landed_s is not None]
+        if not landed:  # it had all gone by the prefill's end
+            return self._line_bytes_per_s
+        byte_s, _ = _least_squares([(nbytes, 1.0) for nbytes, _ in landed], [s for _, s in landed])
+        if not byte_s:
+            raise ValueError("KV does not take longer the more of it there is")
+        return 1 / byte_s
+
+    def _computed_s(self, sample: Sample) -> float:
+        return sample.prefill_s - self._there_and_back_s(sample, "prefill")
+
+    def _there_and_back_s(self, sample: Sample, role: str) -> float:
+        return 2 * self._delays[self._home, _site(sample, role)]
+
+
+def _fixed_s(steps: Sequence[tuple[float, float]], context_s: float) -> float | None:
+    """Of decode steps (seconds, context), what does not come from their context."""
+    if not steps:
+        return None
+    return fmean(step_s - context_s * context for step_s, context in steps)
 
 
 def make_setup(fitted: Fitted, topology: Topology, gateway_site: str, route: Route) -> ReplaySetup:
@@ -184,7 +222,6 @@ def make_setup(fitted: Fitted, topology: Topology, gateway_site: str, route: Rou
             )
             for link in topology.links
         ),
-        site_bytes_per_s=fitted.site_bytes_per_s,
         every_step=True,
     )
 
@@ -214,52 +251,32 @@ def replay(
     return list(world.outcomes.values())
 
 
-def _delays(topology: Topology, gateway_site: str) -> dict[tuple[str, str], float]:
-    """Seconds one way between any two sites with a link, and inside each."""
-    delays = {(site, site): SAME_SITE_RTT_S / 2 for site in topology.sites}
-    for link in topology.links:
-        a, b = link.between
-        delays[a, b] = delays[b, a] = link.delay_s
-    return delays
+def _replayed_landing_s(
+    fitted: Fitted, topology: Topology, gateway_site: str, sample: Sample
+) -> float:
+    """As `Sample.landed_s`, in a replay."""
+    setup = make_setup(fitted, topology, gateway_site, sample.route)
+    (outcome,) = replay(
+        setup,
+        route=sample.route,
+        handoff=None,
+        prompt=sample.prompt,
+        output=sample.output,
+        requests=1,
+    )
+    if not isinstance(outcome.end, Finish):
+        raise ValueError(f"a replayed probe did not end well: {outcome.end}")
+    told = outcome.end.summary
+    return (told.prefill_s or 0.0) + (told.kv_transfer_s or 0.0)
 
 
 def _site(sample: Sample, role: str) -> str:
     return sample.workers[role].split("/")[0]
 
 
-def _pool(topology: Topology, worker: str) -> Pool:
-    site, pool, _ = worker.split("/")
-    return topology.sites[site].pools[pool]
-
-
 def _prefill_row(prompt: int, chunk: int) -> tuple[float, float, float]:
     """A prompt's steps, its tokens, and the tokens before each of them together."""
     return float(ceil(prompt / chunk)), float(prompt), prompt * prompt / 2
-
-
-def _line(
-    far: Sequence[Sample],
-    topology: Topology,
-    delays: Mapping[tuple[str, str], float],
-    gateway_site: str,
-) -> tuple[float, float]:
-    """Bytes per second of the line between the sites, and seconds that KV waits beside it.
-
-    The start reaches prefill, whose offer goes to main and back; then the line is never idle, and
-    after its last byte main's news goes to the gateway.
-    """
-    rows, waits = [], []
-    for sample in far:
-        if sample.landed_s is None:
-            continue
-        near, there = _site(sample, "prefill"), _site(sample, "main")
-        messages_s = delays[gateway_site, near] + delays[gateway_site, there]
-        rows.append((sample.wire_bytes, 1.0))
-        waits.append(sample.landed_s - messages_s - 3 * delays[near, there])
-    if not rows:  # it had all gone before the prefill's end
-        return topology.links[0].rate_bytes_per_s, 0.0
-    byte_s, wait_s = _least_squares(rows, waits)
-    return 1 / byte_s, wait_s
 
 
 def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
