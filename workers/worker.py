@@ -22,7 +22,7 @@ from workers.api.messages import (
     Start,
     Stop,
 )
-from workers.engines.base import Engine, NoRoom, SeqId, Step, StepResult
+from workers.engines.base import Engine, GrammarRefused, NoRoom, SeqId, Step, StepResult
 from workers.handover import Handover, NotYet
 from workers.legs import Leg
 from workers.meter import StepMeter
@@ -237,6 +237,8 @@ class Worker:
             leg = self._runner.open(start, seq)
         except NoRoom as full:
             return self._refuse(start, now, str(full))
+        except GrammarRefused as error:
+            return self._refuse(start, now, str(error), retryable=False)
         out = self._runner.aim(leg) + self._handover.started(leg)
         return out + self._unpark(seq, now)
 
@@ -253,7 +255,8 @@ class Worker:
             )
         if not 0 <= start.cover <= law <= start.limit:
             return f"cover {start.cover}, law {law} and limit {start.limit} must not decrease"
-        if not self._in_vocabulary(start.prompt_ids) or not self._in_vocabulary(start.law_ids):
+        biased = tuple(id for id, _ in start.sampling.logit_bias)
+        if not all(map(self._in_vocabulary, (start.prompt_ids, start.law_ids, biased))):
             return f"token ids must be within [0, {info.vocab_size})"
         return None
 

@@ -32,7 +32,14 @@ START = Start(
     role=Role.RELAY,
     prompt_ids=(5, 2**32 - 1),
     limit=8,
-    sampling=Sampling(temperature=0.8, seed=-3, top_k=4, logprobs=2),
+    sampling=Sampling(
+        temperature=0.8,
+        seed=-3,
+        top_k=4,
+        logprobs=2,
+        logit_bias=((5, -100.0), (6, 0.5)),
+        grammar='start: "a"',
+    ),
     reserve=20,
 )
 MESSAGES = [

@@ -1,6 +1,7 @@
 """A worker core over a simulated engine, with its own clock: what the worker tests drive."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from transport.base import Offer, StreamId
@@ -36,8 +37,12 @@ END = MODEL.stop_ids[0]
 T = TypeVar("T")
 
 
-def engine(model: SimulatedModel = MODEL, *, kv_total_tokens: int = 4096) -> SimulatedEngine:
-    return SimulatedEngine(model, COSTS, kv_total_tokens=kv_total_tokens, chunk_tokens=64)
+def engine(
+    model: SimulatedModel = MODEL, *, kv_total_tokens: int = 4096, tokenizer: Path | None = None
+) -> SimulatedEngine:
+    return SimulatedEngine(
+        model, COSTS, kv_total_tokens=kv_total_tokens, chunk_tokens=64, tokenizer=tokenizer
+    )
 
 
 def continuation(
@@ -48,9 +53,10 @@ def continuation(
     model: SimulatedModel = MODEL,
     sampling: Sampling | None = None,
     stop_ids: tuple[int, ...] = (),
+    tokenizer: Path | None = None,
 ) -> tuple[int, ...]:
     """The next `count` tokens that a model says after `prompt` and the output tokens `after`."""
-    alone = engine(model)
+    alone = engine(model, tokenizer=tokenizer)
     seq = SeqId("alone", 0)
     known = len(prompt) + len(after)
     spec = SequenceSpec(
@@ -86,8 +92,10 @@ class Rig:
         slots: int = 8,
         hold_s: float = 30.0,
         lease_s: float = 1e6,
+        tokenizer: Path | None = None,
     ) -> None:
-        self.engine = engine(model, kv_total_tokens=kv_total_tokens)
+        self.model = model
+        self.engine = engine(model, kv_total_tokens=kv_total_tokens, tokenizer=tokenizer)
         self.worker = Worker(name, self.engine, slots=slots, hold_s=hold_s, lease_s=lease_s)
         self.now = 0.0
         self.outputs: list[Output] = []
@@ -141,7 +149,7 @@ class Rig:
 
     def land(self, *, epoch: int = 2, law: tuple[int, ...] = (), source: int = 1) -> list[object]:
         """KV of the prompt and `law` arrives for a leg, from an engine that computed it."""
-        other = engine(replace(MODEL))
+        other = engine(self.model)
         seq = SeqId("other", 0)
         tokens = (*PROMPT, *law)
         spec = SequenceSpec(
@@ -151,7 +159,9 @@ class Rig:
         other.set_goal(seq, len(tokens))
         while (step := other.begin()) is not None:
             other.finish(step)
-        return self.carry(other, seq, epoch=epoch, source=source, stop=len(tokens))
+        return self.carry(
+            other, seq, epoch=epoch, source=source, stop=len(tokens), model=self.model
+        )
 
     def carry(
         self,

@@ -30,7 +30,11 @@ RANK = {PREFILL: 0, RELAY: 1, MAIN: 2}
 
 @record
 class Sampling:
-    """How tokens are drawn: Gumbel-max with a counter per output index, so any leg draws alike."""
+    """How tokens are drawn: Gumbel-max with a counter per output index, so any leg draws alike.
+
+    `logit_bias` holds (token id, what is added to its logit). `grammar`, in llguidance's words,
+    says which tokens may come at all; None: any.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -39,6 +43,8 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str | None = None
     seed: int = 0
     logprobs: int | None = None  # alternatives wanted beside each token's own; None: no logprobs
     margins: bool = False  # report the distance of the two best (noisy) logits

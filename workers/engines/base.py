@@ -36,12 +36,17 @@ class NoRoom(Exception):
         self.free = free
 
 
+class GrammarRefused(Exception):
+    """The engine cannot keep to the grammar that a sequence asks for; one line for people."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSpec:
     """What a sequence needs for its whole life.
 
     `tokens` are prompt and output ids so far; the first `prompt_len` are the prompt. Stop ids
-    may not be sampled at an output index below `min_tokens`.
+    may not be sampled at an output index below `min_tokens`; with a grammar, which says itself
+    where the text may end, that holds nothing back.
     """
 
     tokens: Sequence[int]
@@ -110,7 +115,8 @@ class Engine(Protocol):
         """Set memory aside and return how many leading tokens were found in the pool's cache.
 
         With `reuse` those are taken over as computed (never the last token: it must be computed
-        for its logits, so at most len(tokens) - 1). Raises NoRoom.
+        for its logits, so at most len(tokens) - 1). Raises NoRoom,
+        and GrammarRefused.
         """
 
     def grow(self, seq: SeqId, reserve: int) -> None:

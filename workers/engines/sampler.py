@@ -13,6 +13,7 @@ import numpy as np
 from workers.api.messages import Sampling, TokenLogprobs
 
 _NEVER = np.float32(-np.inf)
+_ALONE = 1e6  # the lead, in logits, of a token that is the only one allowed
 _SEED_MASK = (1 << 64) - 1
 _BEST = 64  # logits whose noise is always looked at
 _NUCLEUS_START = 64  # candidates tried first for top_p; grows eightfold until they suffice
@@ -33,17 +34,24 @@ def draw(
     tokens: Sequence[int],
     prompt_len: int,
     banned: Sequence[int] = (),
+    allowed: np.ndarray | None = None,
 ) -> Draw:
     """Draw the token after `tokens`, of which the first `prompt_len` are the prompt.
 
-    `logits`: the model's, [vocab] float32, not changed. `banned` ids cannot be drawn. Penalties
-    work on the logits, then temperature, min_p, top_k and top_p choose the candidates, in this
-    order, each on what the one before left. Logprobs are the model's own, before all of this.
+    `logits`: the model's, [vocab] float32, not changed. `banned` ids cannot be drawn, nor any
+    that is not `allowed`, [vocab] bool; one must be left. Penalties and biases work on the
+    logits, then temperature, min_p, top_k and top_p choose the candidates, in this order, each on
+    what the one before left. Logprobs are the model's own, before all of this.
     """
     adjusted = _penalised(logits, sampling, tokens, prompt_len)
+    if adjusted is logits and (sampling.logit_bias or banned or allowed is not None):
+        adjusted = logits.copy()
+    for id, bias in sampling.logit_bias:
+        adjusted[id] += np.float32(bias)
     if banned:
-        adjusted = adjusted.copy() if adjusted is logits else adjusted
         adjusted[list(banned)] = _NEVER
+    if allowed is not None:
+        adjusted[~allowed] = _NEVER
     if sampling.temperature <= 0:
         token = int(adjusted.argmax())
         margin = _lead(adjusted) if sampling.margins else None
@@ -95,6 +103,8 @@ def _contenders(adjusted: np.ndarray, temperature: float, words: np.ndarray) -> 
     if vocab <= 2 * _BEST:
         return np.arange(vocab)
     best = np.argpartition(adjusted, vocab - _BEST)[vocab - _BEST :]
+    if adjusted[best].min() == _NEVER:  # nobody else can be drawn
+        return np.sort(best[adjusted[best] > _NEVER])
     noisy = adjusted[best] + temperature * gumbel(words[best])
     second = np.partition(noisy, _BEST - 2)[_BEST - 2]
     needed = (second - adjusted[best].min()) / temperature
@@ -106,7 +116,7 @@ def _contenders(adjusted: np.ndarray, temperature: float, words: np.ndarray) -> 
 
 def _lead(values: np.ndarray) -> float:
     best = np.partition(values, len(values) - 2)[-2:]
-    return float(best[1] - best[0])
+    return min(float(best[1] - best[0]), _ALONE)
 
 
 def _penalised(

@@ -53,7 +53,13 @@ def _load_simulated(config: WorkerConfig) -> Engine:
         kv_total_tokens=config.kv_tokens,
         block_size=config.block_size,
         chunk_tokens=config.chunk_tokens,
+        tokenizer=_tokenizer(config.model),
     )
+
+
+def _tokenizer(name: str) -> Path | None:
+    """The file of the real model that is played; "simulated" plays none."""
+    return None if name == SIMULATED_MODEL else resolve_model(name) / "tokenizer.json"
 
 
 def _simulated_model(name: str) -> SimulatedModel:

@@ -163,3 +163,54 @@ def test_penalties_see_the_output_and_repetition_sees_the_prompt_too() -> None:
     assert draw(logits, Sampling(frequency_penalty=0.06), [1, 1], 1).token == 1
     assert draw(logits, Sampling(frequency_penalty=0.06), [1, 1, 1], 1).token == 0
     assert draw(logits, Sampling(repetition_penalty=1.5), [1, 1], 2).token == 0
+
+
+# ---------------------------------------------------------------- biases and grammars
+
+
+def test_a_bias_is_added_before_anything_chooses() -> None:
+    logits = np.array([1.0, 2.0, 3.0, 4.0], dtype=np.float32)
+    before = logits.copy()
+    biased = Sampling(logit_bias=((0, 3.5), (3, -100.0)), margins=True, logprobs=0)
+    drawn = draw(logits, biased, [0], 1)
+    assert drawn.token == 0
+    assert drawn.margin == pytest.approx(1.5)
+    alone = draw(logits, Sampling(logprobs=0), [0], 1, (1, 2, 3))
+    assert drawn.logprobs == alone.logprobs  # the model's own
+    assert (logits == before).all()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(margins=True),
+        Sampling(temperature=1.0, seed=4, margins=True),
+        Sampling(temperature=1.0, seed=4, top_k=50, margins=True),
+        Sampling(temperature=1.0, seed=4, top_p=0.9, min_p=0.01, margins=True),
+        Sampling(temperature=1.0, seed=4, repetition_penalty=1.3, margins=True),
+    ],
+)
+@pytest.mark.parametrize("left", [1, 2, 40, 400])
+def test_only_what_is_allowed_is_drawn_and_its_lead_is_finite(
+    sampling: Sampling, left: int
+) -> None:
+    rng = np.random.default_rng(left)
+    for index in range(20):
+        logits = rng.normal(size=1000).astype(np.float32)
+        allowed = np.zeros(1000, dtype=bool)
+        allowed[rng.choice(1000, left, replace=False)] = True
+        drawn = draw(logits, sampling, [0] * (index + 1), 1, allowed=allowed)
+        assert allowed[drawn.token]
+        assert 0 <= drawn.margin < np.inf
+
+
+def test_noise_does_not_depend_on_what_is_allowed() -> None:
+    """A mask that leaves the token drawn without it changes nothing."""
+    logits = np.random.default_rng(3).normal(size=5000).astype(np.float32)
+    hot = Sampling(temperature=1.5, seed=11)
+    for index in range(30):
+        tokens = [0] * (index + 1)
+        free = draw(logits, hot, tokens, 1).token
+        allowed = np.random.default_rng(index).random(5000) < 0.5
+        allowed[free] = True
+        assert draw(logits, hot, tokens, 1, allowed=allowed).token == free

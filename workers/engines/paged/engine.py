@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Generic
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from workers.api.info import BYTES_PER_ELEMENT, EngineInfo, Part
 from workers.engines.base import KVListener, KVSlice, NoRoom, SeqId, SequenceSpec
+from workers.engines.grammar import Grammars
 from workers.engines.paged.batch import Entry, S, choose_batch
 from workers.engines.paged.sequence import Incoming
 from workers.kv.pool import BlockPool, PoolFull
@@ -20,10 +22,12 @@ class PagedEngine(ABC, Generic[S]):
 
     An engine adds these two, what a sequence of its kind is, and how KV bytes are kept. One lock
     guards sequences and pool, since `put`, `read` and `cancel` come from other threads.
+    `tokenizer`: the model's tokenizer.json; None: it takes no grammars.
     """
 
-    def __init__(self, info: EngineInfo, *, chunk_tokens: int) -> None:
+    def __init__(self, info: EngineInfo, *, chunk_tokens: int, tokenizer: Path | None) -> None:
         self.info = info
+        self._grammars = Grammars(tokenizer, info.vocab_size, info.stop_ids)
         self.on_kv: KVListener | None = None
         self._lock = Lock()
         self._pool = BlockPool(info.kv_total_tokens // info.block_size, info.block_size)
@@ -59,10 +63,13 @@ class PagedEngine(ABC, Generic[S]):
         self._check_tokens(spec.tokens, len(spec.tokens))
         if not 0 < spec.prompt_len <= len(spec.tokens):
             raise ValueError(f"a prompt of {spec.prompt_len} of {len(spec.tokens)} tokens")
+        grammar = spec.sampling.grammar
+        constraint = None if grammar is None else self._grammars.constraint(grammar)
         with self._lock:
             if seq in self._sequences:
                 raise ValueError(f"{seq} is open already")
             state = self._sequence(seq, spec, root_key(self._fingerprint, spec.cache_salt))
+            state.constraint = constraint
             state.extend(spec.tokens)
             found = self._find(state, len(state.tokens) - 1) if reuse else []
             capacity = self._blocks_for(max(spec.reserve, len(state.tokens)))

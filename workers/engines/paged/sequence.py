@@ -7,6 +7,7 @@ import numpy as np
 
 from workers.api.info import Part
 from workers.engines.base import SeqId, SequenceSpec
+from workers.engines.grammar import Constraint
 from workers.kv.pool import BlockTable
 from workers.kv.prefix import CANONICAL_TOKENS, extend_chain
 
@@ -50,7 +51,8 @@ class PagedSequence:
     """See the module's docstring; engines add what their computing needs.
 
     `chain`: names of the canonical blocks of `tokens`, as far as needed. `remembered`: cache
-    units of the table that have been offered to the prefix cache.
+    units of the table that have been offered to the prefix cache. `constraint`: None without a
+    grammar.
     """
 
     id: SeqId
@@ -64,6 +66,7 @@ class PagedSequence:
     incoming: Incoming | None = None
     remembered: int = 0
     chain: list[bytes] = field(default_factory=list)
+    constraint: Constraint | None = None
 
     def extend(self, ids: Sequence[int]) -> None:
         self.tokens.extend(ids)
@@ -71,6 +74,20 @@ class PagedSequence:
     def truncate(self, length: int) -> None:
         del self.tokens[length:]
         del self.chain[length // CANONICAL_TOKENS :]
+        if self.constraint is not None:
+            self.constraint.cut(max(0, length - self.spec.prompt_len))
+
+    def allowed(self) -> np.ndarray | None:
+        """Which ids the grammar lets come next, [vocab] bool; None: any."""
+        if self.constraint is None:
+            return None
+        return self.constraint.allowed(self.tokens, self.spec.prompt_len)
+
+    def banned(self) -> tuple[int, ...]:
+        """The stop ids while it is too early for one."""
+        spec = self.spec
+        early = len(self.tokens) - spec.prompt_len < spec.min_tokens
+        return spec.stop_ids if early and self.constraint is None else ()
 
     def set_computed(self, count: int) -> None:
         self.computed = count

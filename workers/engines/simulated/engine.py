@@ -1,6 +1,7 @@
 """The simulated engine: modelled tokens, KV and time over a real block pool."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from workers.engines.simulated.model import (
     seed_word,
 )
 from workers.engines.simulated.sequence import SimulatedSequence
+from workers.engines.simulated.steering import steer
 
 
 class WrongKV(ValueError):
@@ -42,6 +44,7 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
     """Tokens and KV of `SimulatedModel`, time from `costs`, memory accounted for as if it were.
 
     KV bytes are not kept: they are computed when read, and what is put must be equal to them.
+    `tokenizer`: the tokenizer.json of whom it plays, for grammars; None: it takes none.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
         kv_total_tokens: int,
         block_size: int = 16,
         chunk_tokens: int = 512,
+        tokenizer: Path | None = None,
     ) -> None:
         info = EngineInfo(
             engine="simulated",
@@ -63,7 +67,7 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
             vocab_size=model.vocab_size,
             stop_ids=model.stop_ids,
         )
-        super().__init__(info, chunk_tokens=chunk_tokens)
+        super().__init__(info, chunk_tokens=chunk_tokens, tokenizer=tokenizer)
         self._model = model
         self._costs = costs
 
@@ -116,6 +120,9 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
         place = position - spec.prompt_len
         wish = Wish(history, place, state.seed, spec.stop_ids, spec.min_tokens)
         choice = choose(self._model, wish)
+        if spec.sampling.logit_bias or state.constraint is not None:
+            bias = dict(spec.sampling.logit_bias)
+            choice = steer(self._model, wish, choice, bias, state.allowed())
         state.tokens.append(choice.token)
         state.hashes.append(next_hash(history, choice.token, position))
         return self._described(state, choice)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -46,9 +47,15 @@ class TorchEngine(PagedEngine[TorchSequence]):
     """
 
     def __init__(
-        self, model: PreTrainedModel, info: EngineInfo, store: KVStore, *, chunk_tokens: int
+        self,
+        model: PreTrainedModel,
+        info: EngineInfo,
+        store: KVStore,
+        *,
+        chunk_tokens: int,
+        tokenizer: Path,
     ) -> None:
-        super().__init__(info, chunk_tokens=chunk_tokens)
+        super().__init__(info, chunk_tokens=chunk_tokens, tokenizer=tokenizer)
         self._model = model
         self._store = store
 
@@ -121,10 +128,8 @@ class TorchEngine(PagedEngine[TorchSequence]):
         return StepResult(samples=tuple(samples), computed=computed, prefill_tokens=prefill)
 
     def _sample(self, state: TorchSequence, logits: np.ndarray) -> Sample:
-        spec = state.spec
-        index = len(state.tokens) - spec.prompt_len
-        banned = spec.stop_ids if index < spec.min_tokens else ()
-        drawn = draw(logits, spec.sampling, state.tokens, spec.prompt_len, banned)
+        spec, banned, allowed = state.spec, state.banned(), state.allowed()
+        drawn = draw(logits, spec.sampling, state.tokens, spec.prompt_len, banned, allowed)
         state.tokens.append(drawn.token)
         return Sample(seq=state.id, token=drawn.token, logprobs=drawn.logprobs, margin=drawn.margin)
 

@@ -44,6 +44,7 @@ class LoadedModel:
     model: PreTrainedModel
     tensors: str
     tokenizer: str
+    tokenizer_file: Path
     kv_heads: int
     head_size: int
     rope: str
@@ -64,6 +65,7 @@ def load_model(model_dir: Path) -> LoadedModel:
         model=model,
         tensors=_tensors_hash(model, model_dir),
         tokenizer=blake2b((model_dir / "tokenizer.json").read_bytes(), digest_size=16).hexdigest(),
+        tokenizer_file=model_dir / "tokenizer.json",
         kv_heads=layers[0].k.shape[0],
         head_size=layers[0].k.shape[2],
         rope=_rope(config),
@@ -116,7 +118,9 @@ def build_engine(
         stop_ids=loaded.stop_ids,
     )
     store = KVStore(layers, slots, loaded.kv_heads, loaded.head_size, kv_dtype)
-    return TorchEngine(loaded.model, info, store, chunk_tokens=chunk_tokens)
+    return TorchEngine(
+        loaded.model, info, store, chunk_tokens=chunk_tokens, tokenizer=loaded.tokenizer_file
+    )
 
 
 def _load(path: Path) -> PreTrainedModel:
