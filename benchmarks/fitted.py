@@ -98,9 +98,7 @@ def fit(samples: Sequence[Sample], topology: Topology, gateway_site: str) -> Fit
     """The constants that explain the probes. Raises ValueError where they cannot."""
     probed = _Probed(samples, topology, gateway_site)
     chunk_step_s, token_s, attention_s = probed.prefill()
-    local_step_s, context_s = probed.local_decode()
-    main = [(s.step_s, s.context) for s in probed.far if s.step_s is not None]
-    relay = [(s.relay_step_s, float(s.prompt)) for s in probed.relay if s.relay_step_s is not None]
+    local_step_s, relay_step_s, main_step_s, context_s = probed.decode()
     raw = sum(s.raw_bytes for s in probed.far)
     fitted = Fitted(
         chunk_step_s=chunk_step_s,
@@ -110,8 +108,8 @@ def fit(samples: Sequence[Sample], topology: Topology, gateway_site: str) -> Fit
             route: probed.slower(route, (chunk_step_s, token_s, attention_s)) for route in Route
         },
         local_step_s=local_step_s,
-        relay_step_s=_fixed_s(relay, context_s) or local_step_s,
-        main_step_s=_fixed_s(main, context_s) or local_step_s,
+        relay_step_s=relay_step_s or local_step_s,  # it may have been too short to see
+        main_step_s=main_step_s or local_step_s,
         context_s=context_s,
         kv_bytes_per_token=round(raw / sum(s.prompt for s in probed.far)),
         ratio=raw / sum(s.wire_bytes for s in probed.far),
@@ -135,9 +133,9 @@ class _Probed:
         for route, probes in of.items():
             if not probes:
                 raise ValueError(f"no probe of the {route} route")
-        self.relay = of[Route.RELAY]
-        self.far = [*of[Route.DIRECT], *self.relay]
+        self.far = [*of[Route.DIRECT], *of[Route.RELAY]]
         self._of = of
+        self._samples = samples
         self._line_bytes_per_s = topology.links[0].rate_bytes_per_s
         self._home = gateway_site
         self._delays = {(site, site): SAME_SITE_RTT_S / 2 for site in topology.sites}
@@ -162,12 +160,18 @@ class _Probed:
         rows = [_prefill_row(sample.prompt, self._chunk) for sample in self._of[route]]
         return took_s / float(np.sum(np.array(rows) @ prefill))
 
-    def local_decode(self) -> Sequence[float]:
-        """Seconds per step, and per token of context."""
-        steps = [
-            (s.step_s, (1.0, s.context)) for s in self._of[Route.LOCAL] if s.step_s is not None
-        ]
-        return _least_squares([row for _, row in steps], [step_s for step_s, _ in steps])
+    def decode(self) -> Sequence[float]:
+        """Seconds per step of the prefill's worker, of the relay and of main; per context token."""
+        rows, steps_s = [], []
+        for sample in self._samples:
+            if sample.step_s is not None:
+                far = float(sample.route is not Route.LOCAL)
+                rows.append((1 - far, 0.0, far, sample.context))
+                steps_s.append(sample.step_s)
+            if sample.relay_step_s is not None:
+                rows.append((0.0, 1.0, 0.0, float(sample.prompt)))
+                steps_s.append(sample.relay_step_s)
+        return _least_squares(rows, steps_s)
 
     def line_bytes_per_s(self) -> float:
         """Of the line between the sites: what more KV takes longer."""
@@ -184,13 +188,6 @@ class _Probed:
 
     def _there_and_back_s(self, sample: Sample, role: str) -> float:
         return 2 * self._delays[self._home, _site(sample, role)]
-
-
-def _fixed_s(steps: Sequence[tuple[float, float]], context_s: float) -> float | None:
-    """Of decode steps (seconds, context), what does not come from their context."""
-    if not steps:
-        return None
-    return fmean(step_s - context_s * context for step_s, context in steps)
 
 
 def make_setup(fitted: Fitted, topology: Topology, gateway_site: str, route: Route) -> ReplaySetup:

@@ -47,9 +47,9 @@ TOPOLOGY = Topology.model_validate(
 
 
 class Deployment:
-    """TOPOLOGY in virtual time, one request after another."""
+    """TOPOLOGY in virtual time with its gateway at `home`, one request after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: str) -> None:
         workers = tuple(
             WorkerSpec(
                 name=f"{site}/{name}/0",
@@ -62,7 +62,7 @@ class Deployment:
             for site, place in TOPOLOGY.sites.items()
             for name, pool in place.pools.items()
         )
-        core = core_config(TOPOLOGY, "g")
+        core = replace(core_config(TOPOLOGY, "g"), gateway_site=home)
         setup = Setup(core=core, workers=workers, one_way_s=ONE_WAY_S, bytes_per_s=BYTES_PER_S)
         self._world = World(setup, mild=True)
         self._world.run(BOOT_S)
@@ -96,16 +96,16 @@ class Deployment:
 
 
 @cache
-def probed() -> tuple[Sample, ...]:
-    deployment = Deployment()
+def probed(home: str = "far") -> tuple[Sample, ...]:
+    deployment = Deployment(home)
     return tuple(
         middle([sampled(p.prompt, deployment.measure(p.route, p.prompt, p.output))]) for p in PROBES
     )
 
 
 @cache
-def lived() -> dict[str, dict[str, float]]:
-    deployment = Deployment()
+def lived(home: str = "far") -> dict[str, dict[str, float]]:
+    deployment = Deployment(home)
     times = {name: deployment.measure(name, PROMPT_TOKENS, OUTPUT_TOKENS).times for name in ROUTES}
     return {
         name: dict(zip(JUDGED, (seen[0], seen[1], seen[-1]), strict=True))
@@ -113,8 +113,9 @@ def lived() -> dict[str, dict[str, float]]:
     }
 
 
-def test_what_was_not_probed_is_told() -> None:
-    confirmed = confirm(lived(), probed(), TOPOLOGY, "far", 2)
+@pytest.mark.parametrize("home", ["far", "near"])
+def test_what_was_not_probed_is_told(home: str) -> None:
+    confirmed = confirm(lived(home), probed(home), TOPOLOGY, home, 2)
     assert set(confirmed["replay"]) == set(ROUTES)
     assert confirmed["worst_error"] < 0.02
 
