@@ -23,7 +23,7 @@ from orchestrator.replay.workload.scaled import Scaled
 from orchestrator.replay.workload.traces import Trace, read_trace
 from workers.api.messages import Role
 
-WARM_S = 2.0
+WARM_S = 10.0  # KV of whole documents has crossed the line by then
 HITS = {"skewed": SKEWED, "narrow": NARROW}
 
 
