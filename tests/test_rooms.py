@@ -28,7 +28,7 @@ FLOORS = [
     ["orchestrator.lifecycle"],
     ["orchestrator.membership"],
     ["orchestrator.topology"],
-    ["orchestrator.metrics", "orchestrator.doctor"],
+    ["orchestrator.metrics", "orchestrator.doctor", "orchestrator.plan"],
     ["orchestrator.live", "orchestrator.virtual"],
     ["orchestrator.replay"],
     ["benchmarks"],
@@ -41,6 +41,7 @@ PURE = (
     "orchestrator.policy",
     "orchestrator.lifecycle",
     "orchestrator.membership",
+    "orchestrator.plan",
 )
 IMPURE = {
     "aiohttp",

@@ -37,7 +37,7 @@ def build(
     setup = ReplaySetup(
         core=_core(topology),
         workers=tuple(_workers(scenario, topology)),
-        lines=tuple(_line(link, scenario, topology, policy) for link in topology.links),
+        lines=tuple(line_of(link, scenario, topology, policy) for link in topology.links),
         faults=tuple(_faults(scenario.file.faults, topology, start_s=warming_s(asked))),
         block_tokens=asked.block_tokens,
         timelines=scenario.file.timelines,
@@ -56,7 +56,8 @@ def _under(topology: Topology, policy: Compared) -> Topology:
     return topology.model_copy(update={"policy": topology.policy.model_copy(update=changes)})
 
 
-def _line(link: Link, scenario: Scenario, topology: Topology, policy: Compared) -> LineSpec:
+def line_of(link: Link, scenario: Scenario, topology: Topology, policy: Compared) -> LineSpec:
+    """A link as the replay lays it."""
     lines = scenario.file.lines
     return LineSpec(
         between=link.between,
@@ -110,7 +111,7 @@ def _workers(scenario: Scenario, topology: Topology) -> Iterator[ModelSpec]:
                 name=f"{site}/{name}/0",
                 site=site,
                 roles=pool.roles,
-                costs=_costs(scenario, topology, pool),
+                costs=pool_costs(scenario, topology, pool),
                 slots=pool.slots if says(pool, "slots") else SLOTS,
                 kv_tokens=kv_tokens,
                 kv_bytes_per_token=per_token,
@@ -121,7 +122,8 @@ def _workers(scenario: Scenario, topology: Topology) -> Iterator[ModelSpec]:
                 yield replace(first, name=f"{site}/{name}/{number}")
 
 
-def _costs(scenario: Scenario, topology: Topology, pool: Pool) -> Costs:
+def pool_costs(scenario: Scenario, topology: Topology, pool: Pool) -> Costs:
+    """What a worker of the pool takes for its steps."""
     if pool.engine == "simulated":
         speed = pool.simulate or Simulate()
         return MeasuredCosts(

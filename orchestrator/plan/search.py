@@ -1,0 +1,272 @@
+"""The best assignment: all of them while they are few, guided swaps from good starts beyond."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from itertools import product
+from math import prod
+
+from orchestrator.plan.assignment import ROLES, Assignment, Post, post_of, posts_of
+from orchestrator.plan.bound import Bound, relaxed
+from orchestrator.plan.problem import Ground, Pool, Problem
+from orchestrator.plan.value import Value, value_of
+from workers.api.messages import MAIN, PREFILL, Role
+from workers.api.record import record
+
+FEW = 300  # assignments that are all tried
+MOST_TRIED = 240  # by swaps
+BEAM = 12  # swaps that are tried before the best of them is taken
+FEW_POOLS = 4  # of which all pairs are starts
+ENOUGH = 0.999  # of the demand
+
+
+class Objective(StrEnum):
+    """What is best. Either way a demand, if there is one, is served first."""
+
+    PER_COST = "goodput-per-cost"  # requests within the goal per unit of money
+    GOODPUT = "goodput"  # requests within the goal per second, then the cheapest
+
+
+@record
+class Plan:
+    """The best assignment found. `tried`: all that were, best first; `whole`: none was left out.
+
+    `bound`: what no assignment can pass, requests per money where `by_cost`, else per second;
+    `gap`: by which part the plan is below it.
+    """
+
+    problem: Problem
+    objective: Objective
+    best: Value
+    tried: tuple[Value, ...]
+    whole: bool
+    by_cost: bool
+    bound: Bound
+    gap: float
+
+
+def plan(problem: Problem, objective: Objective = Objective.PER_COST) -> Plan:
+    """Pure: the same problem gives the same plan. A plan that serves nothing says why in `best`.
+
+    Raises ValueError for a problem without pools.
+    """
+    if not problem.pools:
+        raise ValueError("a plan needs at least one pool")
+    search = _Search(problem, objective)
+    bound = relaxed(problem, per_cost=objective is Objective.PER_COST)
+    by_cost = objective is Objective.PER_COST and bound.score > 0
+    if not bound.score:  # all that is wanted cannot be had: as much as possible
+        bound = relaxed(problem, per_cost=False)
+    choices = [list(posts_of(pool)) for pool in problem.pools]
+    whole = prod(map(len, choices)) <= FEW
+    if whole:
+        for posts in product(*choices):
+            search.look(Assignment(posts=posts))
+    else:
+        search.climb(_starts(problem, bound))
+    tried = sorted(search.tried.values(), key=search.key, reverse=True)
+    if not tried:
+        search.look(Assignment(posts=tuple(options[-1] for options in choices)), always=True)
+        tried = list(search.tried.values())
+    best = tried[0]
+    if by_cost and not ranks(problem, objective, best)[0]:
+        by_cost, bound = False, relaxed(problem, per_cost=False)
+    score = best.per_cost if by_cost else best.served
+    return Plan(
+        problem=problem,
+        objective=objective,
+        best=best,
+        tried=tuple(tried),
+        whole=whole,
+        by_cost=by_cost,
+        bound=bound,
+        gap=max(0.0, 1 - score / bound.score) if bound.score else 0.0,
+    )
+
+
+def ranks(problem: Problem, objective: Objective, value: Value) -> tuple[float, ...]:
+    """Higher is better."""
+    enough = problem.demand is None or value.served >= ENOUGH * problem.demand
+    if objective is Objective.GOODPUT or not enough:
+        return float(enough), value.served, -value.cost_per_h
+    return float(enough), value.per_cost, value.served
+
+
+class _Search:
+    def __init__(self, problem: Problem, objective: Objective) -> None:
+        self.tried: dict[Assignment, Value] = {}
+        self._problem, self._objective = problem, objective
+        self._ground = Ground(problem)
+
+    def key(self, value: Value) -> tuple[float, ...]:
+        return ranks(self._problem, self._objective, value)
+
+    def look(self, assignment: Assignment, *, always: bool = False) -> Value | None:
+        """Its value; None: it cannot serve anything, or nobody would want to know."""
+        known = self.tried.get(assignment)
+        if known is not None or not (assignment.possible or always):
+            return known
+        value = self.tried[assignment] = value_of(self._problem, assignment, self._ground)
+        return value
+
+    def climb(self, starts: Iterable[Assignment]) -> None:
+        """From each start by the best of the likeliest swaps, until none is better."""
+        best: Value | None = None
+        values = [value for start in starts if (value := self.look(start)) is not None]
+        for value in sorted(values, key=self.key, reverse=True):
+            here = value
+            while len(self.tried) < MOST_TRIED:
+                around = [
+                    seen
+                    for swap in list(self._swaps(here))[:BEAM]
+                    if (seen := self.look(swap)) is not None
+                ]
+                top = max(around, key=self.key, default=here)
+                if self.key(top) <= self.key(here):
+                    break
+                here = top
+            if best is None or self.key(here) > self.key(best):
+                best = here
+
+    def _swaps(self, value: Value) -> Iterator[Assignment]:
+        """Neighbours that were not tried yet, those first of which the programme expects most."""
+        worth = _worths(value)
+        found: dict[Assignment, float] = {}
+        for place, pool in enumerate(self._problem.pools):
+            post = value.assignment.posts[place]
+            for other in neighbours(pool, post):
+                posts = list(value.assignment.posts)
+                posts[place] = other
+                swap = Assignment(posts=tuple(posts))
+                if swap.possible and swap not in self.tried:
+                    found[swap] = self._expected(value, pool, post, other, worth)
+        yield from sorted(found, key=lambda swap: -found[swap])
+
+    def _expected(
+        self, value: Value, pool: Pool, post: Post, other: Post, worth: dict[tuple[str, str], float]
+    ) -> float:
+        """Requests/s (per money, where that is what counts) after a swap, to first order."""
+        rate = value.rate
+        for role in ROLES:
+            more = other.count(role) * other.parallel - post.count(role) * post.parallel
+            each = worth.get((pool.name, role.value))
+            if each is None:  # nobody there does it: what it is worth elsewhere
+                each = max((w for (_, what), w in worth.items() if what == role.value), default=0.0)
+            rate += each * more
+        rate = max(0.0, rate)
+        demand = self._problem.demand
+        served = rate if demand is None else min(rate, demand)
+        if self._objective is Objective.GOODPUT:
+            return served
+        cost = value.cost_per_h + (other.chips - post.chips) * pool.price_per_h
+        return served / cost if cost > 0 else 0.0
+
+
+def _worths(value: Value) -> dict[tuple[str, str], float]:
+    """Requests/s that one more chip of each pool in each role would add, by the duals."""
+    worth: dict[tuple[str, str], float] = {}
+    if value.answer is None or value.net is None:
+        return worth
+    groups = {group.name: group for group in value.net.groups}
+    for row, dual in zip(value.answer.rows, value.answer.worth, strict=True):
+        name = f"{row.where} {row.what}" if row.unit == "workers" else row.where
+        group = groups.get(name)
+        if group is not None:
+            chips = group.count * group.shape.parallel
+            key = group.pool.name, group.role.value
+            worth[key] = worth.get(key, 0.0) + dual * row.most / chips
+    return worth
+
+
+def neighbours(pool: Pool, post: Post) -> Iterator[Post]:
+    """Posts one step away: a worker more or less, of another role, or of another shape."""
+    room = max((s.most for s in pool.shapes if s.parallel == post.parallel), default=0)
+    counts: dict[Role, int] = {role: post.count(role) for role in ROLES}
+
+    def made(changes: Mapping[Role, int], parallel: int = post.parallel) -> Post:
+        return post_of(pool, parallel, {**counts, **changes})
+
+    for role in ROLES:
+        if role in pool.roles and post.workers < room:
+            yield made({role: counts[role] + 1})
+        if counts[role]:
+            yield made({role: counts[role] - 1})
+            for other in ROLES:
+                if other is not role and other in pool.roles:
+                    yield made({role: counts[role] - 1, other: counts[other] + 1})
+                    if counts[role] > 1 and not counts[other]:
+                        yield made({role: 0, other: counts[role]})
+    if post.workers:
+        yield made(dict.fromkeys(ROLES, 0))
+    for shape in pool.shapes:
+        if shape.parallel == post.parallel:
+            continue
+        if post.workers:
+            scaled = {
+                role: round(counts[role] * post.parallel / shape.parallel) or counts[role]
+                for role in ROLES
+            }
+            if 0 < sum(scaled.values()) <= shape.most:
+                yield made(scaled, shape.parallel)
+        else:
+            for role in ROLES:
+                if role in pool.roles:
+                    yield made({role: 1}, shape.parallel)
+                    yield made({role: shape.most}, shape.parallel)
+    if not post.workers and room > 1:
+        for role in ROLES:
+            if role in pool.roles:
+                yield made({role: room})
+
+
+def _starts(problem: Problem, bound: Bound) -> Iterator[Assignment]:
+    """The relaxed programme's own split at several sizes; all pairs of pools, if few."""
+    pools = problem.pools
+    idle = [next(posts_of(pool)) for pool in pools]
+    for size in (1.0, 0.5, 0.25, 0.0):
+        yield Assignment(
+            posts=tuple(_rounded(pool, bound.split.get(pool.name, {}), size) for pool in pools)
+        )
+    if len(pools) > FEW_POOLS:
+        return
+    for (a, first), (b, second) in product(enumerate(pools), repeat=2):
+        for one, other in product(first.shapes, second.shapes):
+            posts = idle[:]
+            if a != b:
+                posts[a] = post_of(first, one.parallel, {PREFILL: one.most})
+                posts[b] = post_of(second, other.parallel, {MAIN: other.most})
+            elif one is other and one.most > 1:
+                half = one.most // 2
+                posts[a] = post_of(first, one.parallel, {PREFILL: half, MAIN: one.most - half})
+            yield Assignment(posts=tuple(posts))
+
+
+def _rounded(pool: Pool, split: dict[tuple[int, str], float], size: float) -> Post:
+    """Whole workers in the parts that `split` (chips by shape and role) gives each role.
+
+    `size` 1: all that the split uses of the pool at its largest; 0: one worker where there is some.
+    """
+    idle = post_of(pool, 1, {})
+    chips: dict[int, float] = {}
+    for (parallel, _), amount in split.items():
+        chips[parallel] = chips.get(parallel, 0.0) + amount
+    if not chips or max(chips.values()) <= 1e-6:
+        return idle
+    parallel = max(chips, key=lambda p: (chips[p], -p))
+    room = pool.shape(parallel).most
+    wanted = {
+        role: size
+        * sum(amount for (_, what), amount in split.items() if what == role.value)
+        / parallel
+        for role in ROLES
+    }
+    counts = {role: round(wanted[role]) for role in ROLES}
+    for role in ROLES:
+        named = split.get((parallel, role.value), 0.0)
+        if not counts[role] and named > 1e-6 * pool.chips:
+            counts[role] = 1
+    while sum(counts.values()) > room:
+        most = max(ROLES, key=lambda role: counts[role] - wanted[role])
+        counts[most] -= 1
+    if not sum(counts.values()):
+        return idle
+    return post_of(pool, parallel, counts)
