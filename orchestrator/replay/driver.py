@@ -365,15 +365,15 @@ class Replay:
         per_token = worker.spec.kv_bytes_per_token
         answered_at = at + 2 * self._delays[sites]
         there = to.found(target)
-        nbytes = max(0, send.stop - max(send.start, there)) * per_token
+        first = max(send.start, there)
         transfer = Transfer(
             source=leg.key,
             target=target,
             to_worker=send.to_worker,
             line=self._lines[sites],
-            nbytes=nbytes,
-            last_nbytes=min(nbytes, leg.last_chunk * per_token),
+            nbytes=max(0, send.stop - first) * per_token,
             since=max(answered_at, leg.began_at or 0.0),
+            ramp=leg.ramp(first, send.stop, layers=worker.spec.layers, token_bytes=per_token),
             weight=send.weight,
         )
         self._moving.setdefault(send.request, []).append(transfer)

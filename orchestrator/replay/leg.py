@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from orchestrator.replay import tokens
+from orchestrator.replay.lines.ramp import Chunks, Ramp, layerwise
 from workers.api.messages import Role, SendKV, Start, TokenRun
 
 LegKey = tuple[str, int]  # request and epoch
@@ -41,7 +42,7 @@ class ModelLeg:
     reports: bool = False  # it waits for its turn to speak after a silence
     blocks: tuple[int, ...] = ()  # that it holds of the worker's prefix cache
     hit: int = 0  # prompt tokens that were in it at the start
-    last_chunk: int = 0  # prompt tokens that were computed last, in one step
+    chunks: list[Chunks] = field(default_factory=list)  # that it has computed
     exports: list[tuple[float, SendKV]] = field(default_factory=list)  # that wait, and since when
 
     def __post_init__(self) -> None:
@@ -57,6 +58,20 @@ class ModelLeg:
     def goal(self) -> int:
         goal = min(self.end, self.reserved - self.prompt)
         return goal if self.pause_at is None else min(goal, max(self.pause_at, self.own))
+
+    def ramp(self, first: int, stop: int, *, layers: int, token_bytes: int) -> Ramp:
+        """How its KV of tokens [first, stop) came, if it prefilled them; else it came at once."""
+        if self.start.role is not Role.PREFILL or self.began_at is None:
+            return ()
+        return layerwise(
+            self.began_at,
+            self.chunks,
+            layers,
+            hit=self.hit,
+            first=first,
+            stop=stop,
+            token_bytes=token_bytes,
+        )
 
     def run(self, begin: int, end: int) -> TokenRun:
         """Its tokens at output indices [begin, end)."""

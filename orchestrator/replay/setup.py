@@ -15,7 +15,8 @@ NO_CODEC = CodecModel()
 class ModelSpec:
     """One modelled worker, named site/pool/number. `chunk_tokens`: prompt tokens per step.
 
-    `shared_budget`: each sequence that decodes leaves a step one token less for prompts.
+    `shared_budget`: each sequence that decodes leaves a step one token less for prompts. `layers`:
+    a prompt's KV is handed over in so many parts of each chunk, as they are computed.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ModelSpec:
     max_context: int = 131_072
     chunk_tokens: int = 2048
     shared_budget: bool = False
+    layers: int = 1
 
     @property
     def pool(self) -> str:

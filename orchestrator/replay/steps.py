@@ -128,8 +128,8 @@ class Steps:
         if self._chunks:
             for leg, tokens in self._chunks:
                 leg.todo -= tokens * self._steps
+                leg.chunks.append((self._schedule.now, tokens, self._steps))
                 if not leg.todo:
-                    leg.last_chunk = tokens
                     self.queue.remove(leg)
                     computed.append(leg)
             self._chunks.clear()

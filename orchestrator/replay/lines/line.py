@@ -20,9 +20,9 @@ _HELD = 0  # no landing is planned
 class Transfer:
     """KV of one leg for another, complete when it is handed to the line. Bytes are raw KV.
 
-    `since`: when the first of it could be sent. `ramp`: what was there before it was complete; when
-    empty, all but `last_nbytes` from `since` on. The line fills in what follows: bytes on the wire,
-    and when the first of them began, the last left, and all of it was there.
+    `since`: when the first of it could be sent. `ramp`: what was there before it was complete. The
+    line fills in what follows: bytes on the wire, and when the first of them began, the last left,
+    and all of it was there.
     """
 
     source: LegKey
@@ -30,7 +30,6 @@ class Transfer:
     to_worker: str
     line: "Line"
     nbytes: int
-    last_nbytes: int
     since: float
     ramp: Ramp = ()
     weight: float = 1.0
@@ -170,8 +169,7 @@ class Line:
 
         Also where a line that was silent starts slowly: nothing counts until it is at its speed.
         """
-        early = transfer.nbytes - transfer.last_nbytes
-        ramp = transfer.ramp or (((transfer.since, early),) if early > 0 else ())
+        ramp = transfer.ramp
         since = max(transfer.since, ramp[0][0]) if ramp else now
         if self.model.slow_start and self._silent_since is not None:
             begins = max(since, self._silent_since)

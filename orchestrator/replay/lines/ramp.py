@@ -5,29 +5,45 @@ from math import inf
 
 # (time, bytes of KV that are there by then), linear in between, nothing before the first.
 Ramp = tuple[tuple[float, float], ...]
+# Chunks of one prompt, alike and one after another: when the last had ended, tokens of each, how
+# many.
+Chunks = tuple[float, int, int]
 
 _MOST_GAPS = 16  # before neighbours are merged
 _SMEAR = 0.5  # of the time since; on a full line a quarter changes the mean wait by 0.3 %
 
 
 def layerwise(
-    began_at: float, chunks: Sequence[tuple[float, float]], layers: int, *, before: float = 0.0
+    began_at: float,
+    chunks: Sequence[Chunks],
+    layers: int,
+    *,
+    hit: int,
+    first: int,
+    stop: int,
+    token_bytes: float,
 ) -> Ramp:
-    """The KV of a prefill that hands over each layer of a chunk as soon as it is computed.
+    """The KV of tokens [first, stop) of a prefill that hands over each layer of a chunk as soon as
+    it is computed; with 1 for `layers`, each chunk.
 
-    `chunks`: when each ended (or several alike in a row) and the bytes by then; `before`: bytes
-    that were there when it began, from a cache. A layer is late by the time it takes, so of the
-    last chunk one layer's bytes are left when the prefill ends. Of several chunks given as one it
-    is taken to be a layer of all of them.
+    `hit`: tokens that were there when it began, from a cache. A layer is late by the time it takes,
+    so of the last chunk one layer's bytes are left when the prefill ends. Chunks that are alike are
+    taken to last equally long.
     """
-    points = [(began_at, before)] if before else []
-    start, there = began_at, before
-    last = (began_at, before)
-    for end, nbytes in chunks:
-        points.append((start + (end - start) / layers, there))
-        last = (end, nbytes - (nbytes - there) / layers)
-        start, there = end, nbytes
-    return (*points, last)
+    start, at = began_at, hit
+    there = max(0, min(hit, stop) - first)
+    last: tuple[float, float] = (began_at, there)
+    points = [last] if there else []
+    for ended_at, tokens, count in chunks:
+        after = at + tokens * count
+        if after > first:
+            unwanted = max(0, first - at) // tokens
+            points.append((start + (unwanted + 1 / layers) * (ended_at - start) / count, there))
+            done = min(after, stop) - first
+            last = ended_at, done - min(tokens, done - there) / layers
+            there = done
+        start, at = ended_at, after
+    return tuple((when, token_bytes * tokens) for when, tokens in (*points, last))
 
 
 class Spare:

@@ -100,6 +100,8 @@ def _faults(
 def _workers(scenario: Scenario, topology: Topology) -> Iterator[ModelSpec]:
     facts = scenario.catalogue.models[topology.model]
     per_token = int(facts.kv_bytes_per_token.value)
+    shape = facts.architecture
+    layers = 1 if shape is None or scenario.file.lines.overlap == "chunk" else shape.layers
     for site, place in topology.sites.items():
         for name, pool in place.pools.items():
             kv_tokens = (
@@ -117,6 +119,7 @@ def _workers(scenario: Scenario, topology: Topology) -> Iterator[ModelSpec]:
                 kv_bytes_per_token=per_token,
                 max_context=kv_tokens,
                 chunk_tokens=pool.chunk_tokens if says(pool, "chunk_tokens") else CHUNK_TOKENS,
+                layers=layers,
             )
             for number in range(pool.instances):
                 yield replace(first, name=f"{site}/{name}/{number}")

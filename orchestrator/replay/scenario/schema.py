@@ -227,13 +227,17 @@ class Prices(Strict):
 
 
 class LinesSection(Strict):
-    """How TCP is on every line between sites, and what codes KV at its ends."""
+    """How TCP is on every line between sites, and what codes KV at its ends.
+
+    `overlap`: what of a prompt's KV goes as soon as it is computed, inside a site too.
+    """
 
     connections: Positive = 8
     connection_bytes_per_s: Rate | None = Field(default=None, alias="connection")  # None: no cap
     congestion: Annotated[Congestion, Field(strict=False)] = Congestion.BBR
     warm: Switch = True  # connections are kept warm: no slow start
     codec_cores: Positive = 8  # at each end
+    overlap: Literal["layer", "chunk"] = "layer"
 
 
 class CatalogueSection(Strict):

@@ -6,8 +6,10 @@ import pytest
 
 from benchmarks import driver as driver_bench
 from orchestrator.replay.driver import Replay
+from orchestrator.replay.setup import LineSpec
 from orchestrator.state.actions import Finish
 from orchestrator.state.events import Arrived, HandoffMode, Route
+from orchestrator.state.views import SAME_SITE_RTT_S
 from tests.orchestrator.replay.rig import COSTS, deployment, replayed, workload
 from workers.costs import Costs, RooflineCosts
 
@@ -56,6 +58,34 @@ def test_the_route_is_taken_and_the_relay_hides_the_line() -> None:
         waits[route] = sum((o.second_at or 0.0) - (o.first_at or 0.0) for o in outcomes) / len(asks)
     assert waits[Route.DIRECT] > 0.15
     assert waits[Route.RELAY] < 0.1
+
+
+@pytest.mark.parametrize("layers", [1, 16])
+@pytest.mark.parametrize("bytes_per_s", [1e8, 1e10])
+def test_kv_goes_while_it_is_computed(layers: int, bytes_per_s: float) -> None:
+    """4 chunks of 512 tokens at 10 000 a second in 4 steps; KV of 100 000 bytes a token.
+
+    The second token comes after what is left of the KV, the way and main's step: on a fast line
+    a layer of the last chunk; a slow one is busy from the first layer on, if that is after main's
+    answer, a round trip after it was told.
+    """
+    prompt, chunk_s, delay_s = 2048, 512 / COSTS.prefill_tokens_per_s, 0.005
+    setup = deployment(
+        lines=(LineSpec(between=("near", "far"), bytes_per_s=bytes_per_s, delay_s=delay_s),)
+    )
+    setup = replace(setup, workers=tuple(replace(w, layers=layers) for w in setup.workers))
+    asked = Arrived(request="r", prompt_ids=tuple(range(prompt)), limit=3, route=Route.DIRECT)
+    outcome = replayed(setup, [(0.0, asked)]).outcomes["r"]
+    assert outcome.first_at is not None
+    assert outcome.second_at is not None
+    began_at = delay_s
+    ended_at = outcome.first_at - delay_s
+    assert ended_at - began_at == pytest.approx(4 * chunk_s)
+    busy_s = 4 * chunk_s - max(chunk_s / layers, 2 * delay_s)
+    left = max(512 / layers * 1e5, prompt * 1e5 - bytes_per_s * busy_s)
+    landed_at = ended_at + left / bytes_per_s + delay_s
+    said_at = landed_at + COSTS.step_s((), 1, prompt + 1)
+    assert outcome.second_at == pytest.approx(said_at + SAME_SITE_RTT_S / 2, abs=1e-6)
 
 
 def test_it_is_deterministic() -> None:

@@ -24,14 +24,15 @@ class Wire:
     def send(
         self, at: float, name: str, nbytes: int, since: float | None = None, last_nbytes: int = 0
     ) -> Transfer:
+        since = at if since is None else since
         transfer = Transfer(
             source=(name, 0),
             target=(name, 1),
             to_worker="w",
             line=self.line,
             nbytes=nbytes,
-            last_nbytes=last_nbytes,
-            since=at if since is None else since,
+            since=since,
+            ramp=((since, nbytes - last_nbytes),),
         )
         self.schedule.at(at, self.line.send, transfer)
         return transfer

@@ -49,15 +49,15 @@ class Way:
         ramp: Ramp = (),
         weight: float = 1.0,
     ) -> Transfer:
+        since = at if since is None else since
         transfer = self.sent[name] = Transfer(
             source=(name, 0),
             target=(name, 1),
             to_worker="w",
             line=self.line,
             nbytes=nbytes,
-            last_nbytes=nbytes if last is None else last,
-            since=at if since is None else since,
-            ramp=ramp,
+            since=since,
+            ramp=ramp or (() if last is None else ((since, nbytes - last),)),
             weight=weight,
         )
         self.schedule.at(at, self.line.send, transfer)
@@ -66,6 +66,12 @@ class Way:
     def run(self, until: float = 1000.0) -> dict[str, float]:
         self.schedule.run(until)
         return self.landed
+
+
+def one_chunk(ended_at: float, nbytes: int, layers: int, began_at: float = 0.0) -> Ramp:
+    """Of a prompt whose tokens take a byte each."""
+    chunks = [(ended_at, nbytes, 1)]
+    return layerwise(began_at, chunks, layers, hit=0, first=0, stop=nbytes, token_bytes=1.0)
 
 
 def way(share: Sharing, **changes: Any) -> Way:
@@ -134,7 +140,7 @@ def test_told_again_if_it_leaves_earlier() -> None:
 @pytest.mark.parametrize("share", Sharing)
 def test_all_but_one_layer_is_there_when_prefill_ends(share: Sharing) -> None:
     one = way(share, connections=1, connection_bytes_per_s=100.0)
-    ramp = layerwise(0.0, [(10.0, 400.0)], 4)
+    ramp = one_chunk(10.0, 400, 4)
     moved = one.send(10.0, "r", 400, since=0.0, ramp=ramp)
     assert one.run() == pytest.approx({"r": 11.5})
     assert moved.began_at == 2.5  # the first layer is computed
@@ -143,21 +149,21 @@ def test_all_but_one_layer_is_there_when_prefill_ends(share: Sharing) -> None:
 
 def test_a_thin_line_is_busy_while_prefill_computes() -> None:
     one = way(Sharing.OURS)
-    ramp = layerwise(0.0, [(10.0, 4000.0)], 4)
+    ramp = one_chunk(10.0, 4000, 4)
     one.send(10.0, "r", 4000, since=0.0, ramp=ramp)
     assert one.run() == pytest.approx({"r": 2.5 + 40 + 0.5})
 
 
 def test_nothing_goes_before_the_far_end_has_answered() -> None:
     one = way(Sharing.OURS)
-    one.send(10.0, "r", 400, since=9.0, ramp=layerwise(0.0, [(10.0, 400.0)], 4))
+    one.send(10.0, "r", 400, since=9.0, ramp=one_chunk(10.0, 400, 4))
     assert one.run() == pytest.approx({"r": 10 + 3.0 + 0.5})
 
 
 def test_what_others_sent_meanwhile_is_not_free() -> None:
     one = way(Sharing.OURS)
     one.send(2.0, "other", 700)
-    one.send(10.0, "r", 400, since=0.0, ramp=layerwise(0.0, [(10.0, 400.0)], 40))
+    one.send(10.0, "r", 400, since=0.0, ramp=one_chunk(10.0, 400, 40))
     # The line was free before 2 and from 9 on: 70 bytes were there by 2.
     assert one.run()["r"] == pytest.approx(10 + (400 - 70 - 100) / 100 + 0.5)
     assert one.line.sent_bytes == pytest.approx(1100)
@@ -236,7 +242,7 @@ def test_a_silent_line_starts_slowly() -> None:
 def test_a_slow_start_is_over_before_a_long_prefill_ends() -> None:
     model = LineModel(bytes_per_s=1e8, delay_s=0.025, connections=1, slow_start=True)
     one = Way(model)
-    one.send(4.0, "r", 10**7, since=0.0, ramp=layerwise(0.0, [(4.0, 1e7)], 10))
+    one.send(4.0, "r", 10**7, since=0.0, ramp=one_chunk(4.0, 10**7, 10))
     assert one.run() == pytest.approx({"r": 4 + 0.01 + 0.025})
 
 
@@ -274,7 +280,7 @@ def storm(share: Sharing, seed: int) -> Way:
     for number in range(300):
         at += draw.expovariate(1.0)
         nbytes, began = draw.randrange(1, 280), at - draw.uniform(0, 3)
-        ramp = layerwise(began, [(at, float(nbytes))], 8) if draw.random() < 0.5 else ()
+        ramp = one_chunk(at, nbytes, 8, began) if draw.random() < 0.5 else ()
         moved = one.send(at, f"r{number}", nbytes, since=began, ramp=ramp)
         if draw.random() < 0.1:
             one.schedule.at(at + draw.uniform(0, 5), one.line.drop, moved)
@@ -339,7 +345,7 @@ def test_a_full_line_carries_as_much_as_if_it_had_been_told_in_time() -> None:
         at += draw.expovariate(1.6 if 60 < at < 90 else 0.7)
         began.append(at)
         nbytes.append(draw.randrange(20, 200))
-        ramp = layerwise(at, [(at + prefill_s, float(nbytes[-1]))], layers)
+        ramp = one_chunk(at + prefill_s, nbytes[-1], layers, at)
         one.send(at + prefill_s, f"r{number}", nbytes[-1], since=at, ramp=ramp)
     landed = one.run()
     step, now, first = 0.01, 0.0, 0

@@ -80,6 +80,21 @@ def test_lines_are_as_the_links_and_the_policy_say(tmp_path: Path) -> None:
     assert (relay.share, relay.codec.ratio < 2) == (Sharing.FAIR, True)
 
 
+def test_kv_goes_by_layers_or_by_chunks(tmp_path: Path) -> None:
+    by_layer = scenario(tmp_path)
+    by_chunk = scenario(tmp_path, more="lines: {overlap: chunk}\n")
+    layers = [
+        {worker.layers for worker in build(good, good.file.policies[0])[0].workers}
+        for good in (by_layer, by_chunk)
+    ]
+    assert layers == [{80}, {1}]  # of Llama-3.1-70B
+    soon, late = (
+        summarise(play(good, good.file.policies[0]), good.goal) for good in (by_layer, by_chunk)
+    )
+    stalls = [found.metrics["exposed_stall_s"].mean or 0.0 for found in (soon, late)]
+    assert stalls[0] < stalls[1]
+
+
 def test_the_core_obeys_the_policy(tmp_path: Path) -> None:
     head = "gateway: {site: shenzhen}"
     good = scenario(
