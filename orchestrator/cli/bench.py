@@ -9,6 +9,7 @@ from orchestrator.cli.benches.gateway import gateway
 from orchestrator.cli.benches.handoff import handoff
 from orchestrator.cli.benches.link import link
 from orchestrator.cli.benches.mutants import mutants
+from orchestrator.cli.benches.paper import paper
 from orchestrator.cli.benches.parity import parity
 from orchestrator.cli.benches.replay import replay
 from orchestrator.cli.benches.schedule import schedule
@@ -25,6 +26,7 @@ app.command()(gateway)
 app.command()(handoff)
 app.command()(link)
 app.command()(mutants)
+app.command()(paper)
 app.command()(parity)
 app.command()(replay)
 app.command()(schedule)

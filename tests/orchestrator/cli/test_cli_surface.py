@@ -38,6 +38,7 @@ SURFACE = {
         "-o/--output",
     ],
     "bench mutants": ["--jobs", "--markdown", "--seeds", "-o/--output", "names"],
+    "bench paper": ["--jobs", "--requests", "-o/--output"],
     "bench parity": ["-o/--output", "file"],
     "bench replay": ["--requests", "-o/--output"],
     "bench schedule": ["--seeds", "-o/--output"],

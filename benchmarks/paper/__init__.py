@@ -1,0 +1,1 @@
+"""The paper's result, in its own set-up as far as its figures tell it."""
