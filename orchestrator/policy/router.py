@@ -1,8 +1,9 @@
 """Where a request runs: route and workers, from predicted latency. A pure function.
 
-Formulas after PDD, arXiv 2609.13161. KV arrives T_kv = max(0, (queue + V) / B - prefill) + d after
-prefill ends, with the link's queue, B and d as they are believed now (`state.links`); a relay hides
-it when N = T_kv / tau_R tokens fit the output.
+Formulas after PDD, arXiv 2609.13161. KV arrives T_kv = max(0, wait + V / B - prefill) + d after
+prefill ends, where the link's queue has left wait = max(0, queue / B - time to prefill's turn) when
+prefill begins, with queue, B and d as they are believed now (`state.links`); a relay hides it when
+N = T_kv / tau_R tokens fit the output.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -159,6 +160,7 @@ class _Prefill(NamedTuple):
     """A worker for the prefill leg, with what that leg will take."""
 
     worker: WorkerView
+    turn_s: float  # until it begins
     prefill_s: float
     ttft_s: float
 
@@ -189,9 +191,10 @@ def _decisions(
             mains.append(w)
     relays.sort()
 
-    for p in _best_per_site(prefills, lambda w: (_prefill_s(ask, w), w.name)):
-        prefill_s = _prefill_s(ask, p)
-        prefill = _Prefill(p, prefill_s, prefill_s + world.rtt_s(world.gateway_site, p.site))
+    for p in _best_per_site(prefills, lambda w: (_turn_s(w) + _prefill_s(ask, w), w.name)):
+        turn_s, prefill_s = _turn_s(p), _prefill_s(ask, p)
+        ttft_s = turn_s + prefill_s + world.rtt_s(world.gateway_site, p.site)
+        prefill = _Prefill(p, turn_s, prefill_s, ttft_s)
         if ask.remaining <= 1:
             yield _predict(ask, world, prefill, None, p, 0.0)  # its own token is the last one
             continue
@@ -238,9 +241,13 @@ def _weight(ask: Ask, w: WorkerView) -> tuple[float | str, ...]:
     return -ask.hits.get(w.name, 0), w.slots_used / w.up.slots, w.name
 
 
+def _turn_s(p: WorkerView) -> float:
+    return p.prefill_queue_tokens / p.prefill_tokens_per_s
+
+
 def _prefill_s(ask: Ask, p: WorkerView) -> float:
     missing = ask.tokens - min(ask.hits.get(p.name, 0), ask.tokens - 1)
-    return (p.prefill_queue_tokens + missing) / p.prefill_tokens_per_s
+    return missing / p.prefill_tokens_per_s
 
 
 def _transfer_s(ask: Ask, world: World, prefill: _Prefill, m: WorkerView) -> float:
@@ -254,8 +261,10 @@ def _transfer_s(ask: Ask, world: World, prefill: _Prefill, m: WorkerView) -> flo
     if link is None:  # they are in one site
         sending_s, delay_s = nbytes / world.inside_bytes_per_s(p.site), SAME_SITE_RTT_S / 2
     else:
-        sending_s = link.waiting_bytes(now) + link.wire_bytes(nbytes)
-        sending_s /= link.goodput_bytes_per_s(now)
+        goodput = link.goodput_bytes_per_s(now)
+        # What waits on the line goes while other prompts are prefilled before this one.
+        sending_s = max(0.0, link.waiting_bytes(now) / goodput - prefill.turn_s)
+        sending_s += link.wire_bytes(nbytes) / goodput
         delay_s = link.rtt_s(now) / 2
     # Streaming starts with the first chunk, so the wire works while prefill still runs.
     return max(0.0, sending_s - prefill.prefill_s) + delay_s
@@ -270,7 +279,7 @@ def _predict(
     kv_s: float,
 ) -> Decision:
     """What comes of three workers; `kv_s` from the end of prefill until `m` has its KV."""
-    p, _, ttft_s = prefill
+    p, ttft_s = prefill.worker, prefill.ttft_s
     output = expected_output(ask.remaining)
     main_step_s = m.step_s
     if r is None:

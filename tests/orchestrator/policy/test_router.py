@@ -368,6 +368,18 @@ def test_a_slow_network_beside_the_prefill_is_no_reason_for_a_relay() -> None:
     assert outline(choose(ASK, world)) == (Route.DIRECT, "p0", None, "m0")
 
 
+def test_prompts_before_this_one_do_not_hide_its_kv() -> None:
+    """10 s of them: the line's queue of 4 s is gone by then, but none of this prompt's KV is."""
+    direct = replace(ASK, forced=Route.DIRECT)
+    busy = choose(direct, replace(TWO.but("p0", queue=2000), queued=5_000_000).world())
+    assert isinstance(busy, Decision)
+    assert busy.ttft_s == pytest.approx(2600 / 200 + 0.05)
+    assert busy.stall_s == pytest.approx(9.6 - 3.0 + 0.025 + 0.05)
+    longer = choose(direct, replace(TWO.but("p0", queue=2000), queued=15_000_000).world())
+    assert isinstance(longer, Decision)
+    assert longer.stall_s == pytest.approx(12.0 - 10.0 + 9.6 - 3.0 + 0.025 + 0.05)
+
+
 def test_a_reported_speed_of_nothing_is_no_speed() -> None:
     setting = TWO.but("p0", prefill=0.0).but("m0", step_s=0.0).but("r0", step_s=0.0)
     assert isinstance(choose(ASK, setting.world()), Decision)
