@@ -33,16 +33,15 @@ class Probe:
     output: int
 
 
-# The judged prompts lie between the lengths. A relay has to decode a while before main has landed,
-# and main a while after.
+# The judged prompts lie between the longer ones: little hangs on the form of what is fitted.
 PROBES = (
     Probe("local", 16, 4),
-    Probe("local", 320, 24),
-    Probe("local", 896, 24),
-    Probe("direct", 256, 24),
-    Probe("direct", 896, 24),
-    Probe("relay_catch_up", 256, 48),
-    Probe("relay_catch_up", 448, 64),
+    Probe("local", 512, 48),
+    Probe("local", 704, 48),
+    Probe("direct", 512, 32),
+    Probe("direct", 704, 32),
+    Probe("relay_catch_up", 512, 72),
+    Probe("relay_catch_up", 704, 72),
 )
 
 

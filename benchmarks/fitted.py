@@ -13,6 +13,7 @@ from statistics import fmean
 
 import numpy as np
 
+from orchestrator.catalogue import load_catalogue
 from orchestrator.replay.driver import Replay
 from orchestrator.replay.lines.model import CodecModel
 from orchestrator.replay.outcome import Outcome
@@ -59,14 +60,14 @@ class Sample:
 class Fitted:
     """Constants of a machine. `slower`: a prefill's time on each route over that on local's.
 
-    A prefill step takes `chunk_step_s` and, for each of its tokens, `token_s` and `attention_s`
-    times the tokens before it. A decode step takes that of who decodes (`local_step_s`: the
-    prefill's worker) and `context_s` times the context. `line_wait_s`: KV's, beside the line.
+    A prefill step takes `chunk_step_s` and `token_s` for each of its tokens. A decode step takes
+    that of who decodes (`local_step_s`: the prefill's worker) and `context_s` times the context.
+    `line_wait_s`: what KV takes longer than over a line of the topology's rate and delay; `layers`:
+    in which a chunk's KV leaves the prefill.
     """
 
     chunk_step_s: float
     token_s: float
-    attention_s: float
     slower: dict[str, float]
     local_step_s: float
     relay_step_s: float
@@ -74,9 +75,9 @@ class Fitted:
     context_s: float
     kv_bytes_per_token: int
     ratio: float
-    line_bytes_per_s: float
     line_wait_s: float
     client_s: float
+    layers: int
 
     def costs(self, roles: frozenset[Role], route: Route) -> MeasuredCosts:
         """Of a worker of a pool with these roles."""
@@ -88,7 +89,6 @@ class Fitted:
         return MeasuredCosts(
             prefill_tokens_per_s=1 / (slower * self.token_s),
             chunk_step_s=slower * self.chunk_step_s,
-            attention_s=slower * self.attention_s,
             decode_step_s=step_s,
             context_s=self.context_s,
         )
@@ -97,25 +97,22 @@ class Fitted:
 def fit(samples: Sequence[Sample], topology: Topology, gateway_site: str) -> Fitted:
     """The constants that explain the probes. Raises ValueError where they cannot."""
     probed = _Probed(samples, topology, gateway_site)
-    chunk_step_s, token_s, attention_s = probed.prefill()
+    chunk_step_s, token_s = prefill = probed.prefill()
     local_step_s, relay_step_s, main_step_s, context_s = probed.decode()
     raw = sum(s.raw_bytes for s in probed.far)
     fitted = Fitted(
         chunk_step_s=chunk_step_s,
         token_s=token_s,
-        attention_s=attention_s,
-        slower={
-            route: probed.slower(route, (chunk_step_s, token_s, attention_s)) for route in Route
-        },
+        slower={route: probed.slower(route, prefill) for route in Route},
         local_step_s=local_step_s,
         relay_step_s=relay_step_s or local_step_s,  # it may have been too short to see
         main_step_s=main_step_s or local_step_s,
         context_s=context_s,
         kv_bytes_per_token=round(raw / sum(s.prompt for s in probed.far)),
         ratio=raw / sum(s.wire_bytes for s in probed.far),
-        line_bytes_per_s=probed.line_bytes_per_s(),
         line_wait_s=0.0,
         client_s=fmean(s.client_s for s in samples),
+        layers=probed.layers,
     )
     late = [
         s.landed_s - _replayed_landing_s(fitted, topology, gateway_site, s)
@@ -136,17 +133,21 @@ class _Probed:
         self.far = [*of[Route.DIRECT], *of[Route.RELAY]]
         self._of = of
         self._samples = samples
-        self._line_bytes_per_s = topology.links[0].rate_bytes_per_s
         self._home = gateway_site
         self._delays = {(site, site): SAME_SITE_RTT_S / 2 for site in topology.sites}
         for link in topology.links:
             a, b = link.between
             self._delays[a, b] = self._delays[b, a] = link.delay_s
         site, pool, _ = of[Route.LOCAL][0].workers["prefill"].split("/")
-        self._chunk = topology.sites[site].pools[pool].chunk_tokens
+        prefill = topology.sites[site].pools[pool]
+        self._chunk = prefill.chunk_tokens
+        facts = load_catalogue().models.get(topology.model)
+        shape = None if facts is None else facts.architecture
+        # A simulated engine has all layers of a chunk at once; of other models nobody knows.
+        self.layers = 1 if shape is None or prefill.engine == "simulated" else shape.layers
 
     def prefill(self) -> Sequence[float]:
-        """Seconds per step, per token, and per token and token before it."""
+        """Seconds per step, and per token."""
         local = self._of[Route.LOCAL]
         rows = [_prefill_row(sample.prompt, self._chunk) for sample in local]
         found = _least_squares(rows, [self._computed_s(sample) for sample in local])
@@ -173,16 +174,6 @@ class _Probed:
                 steps_s.append(sample.relay_step_s)
         return _least_squares(rows, steps_s)
 
-    def line_bytes_per_s(self) -> float:
-        """Of the line between the sites: what more KV takes longer."""
-        landed = [(float(s.wire_bytes), s.landed_s) for s in self.far if s.landed_s is not None]
-        if not landed:  # it had all gone by the prefill's end
-            return self._line_bytes_per_s
-        byte_s, _ = _least_squares([(nbytes, 1.0) for nbytes, _ in landed], [s for _, s in landed])
-        if not byte_s:
-            raise ValueError("KV does not take longer the more of it there is")
-        return 1 / byte_s
-
     def _computed_s(self, sample: Sample) -> float:
         return sample.prefill_s - self._there_and_back_s(sample, "prefill")
 
@@ -205,6 +196,7 @@ def make_setup(fitted: Fitted, topology: Topology, gateway_site: str, route: Rou
                 kv_bytes_per_token=fitted.kv_bytes_per_token,
                 max_context=pool.kv_tokens,
                 chunk_tokens=pool.chunk_tokens,
+                layers=fitted.layers,
             )
             for site, place in topology.sites.items()
             for name, pool in place.pools.items()
@@ -213,7 +205,7 @@ def make_setup(fitted: Fitted, topology: Topology, gateway_site: str, route: Rou
         lines=tuple(
             LineSpec(
                 between=link.between,
-                bytes_per_s=fitted.line_bytes_per_s,
+                bytes_per_s=link.rate_bytes_per_s,
                 delay_s=link.delay_s,
                 codec=CodecModel(ratio=fitted.ratio, wait_s=fitted.line_wait_s),
             )
@@ -271,9 +263,9 @@ def _site(sample: Sample, role: str) -> str:
     return sample.workers[role].split("/")[0]
 
 
-def _prefill_row(prompt: int, chunk: int) -> tuple[float, float, float]:
-    """A prompt's steps, its tokens, and the tokens before each of them together."""
-    return float(ceil(prompt / chunk)), float(prompt), prompt * prompt / 2
+def _prefill_row(prompt: int, chunk: int) -> tuple[float, float]:
+    """A prompt's steps and its tokens."""
+    return float(ceil(prompt / chunk)), float(prompt)
 
 
 def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:

@@ -52,7 +52,7 @@ class MeasuredCosts:
 
     `context_s`: seconds that each token of context in the batch adds to a decode step;
     `sequence_s`: seconds that each sequence adds. `chunk_step_s`: seconds of a step that only
-    prefills, beside its tokens; `attention_s`: that each of them adds per token before it.
+    prefills, beside its tokens.
     """
 
     prefill_tokens_per_s: float
@@ -60,13 +60,12 @@ class MeasuredCosts:
     context_s: float = 0.0
     sequence_s: float = 0.0
     chunk_step_s: float = 0.0
-    attention_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("prefill_tokens_per_s", "decode_step_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: must be > 0, got {getattr(self, name)}")
-        for name in ("context_s", "sequence_s", "chunk_step_s", "attention_s"):
+        for name in ("context_s", "sequence_s", "chunk_step_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: must be >= 0, got {getattr(self, name)}")
 
@@ -79,8 +78,7 @@ class MeasuredCosts:
         return DecodeLine(self.decode_step_s + self.sequence_s * batch, self.context_s)
 
     def chunk_s(self, tokens: int, context: int) -> float:
-        attended = tokens * (context + tokens / 2)
-        return tokens / self.prefill_tokens_per_s + self.attention_s * attended
+        return tokens / self.prefill_tokens_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,11 @@ def test_measured_costs_are_what_was_measured() -> None:
     assert costs.step_s([], 0, 0) == 0.0
 
 
-def test_a_measured_prefill_step_has_a_price_and_so_have_tokens_before() -> None:
-    costs = MeasuredCosts(
-        prefill_tokens_per_s=1000.0, decode_step_s=0.02, chunk_step_s=0.01, attention_s=1e-6
-    )
-    assert costs.step_s([Chunk(200, 300)], 0, 0) == pytest.approx(0.01 + 0.2 + 200 * 400e-6)
+def test_a_measured_prefill_step_has_a_price_of_its_own() -> None:
+    costs = MeasuredCosts(prefill_tokens_per_s=1000.0, decode_step_s=0.02, chunk_step_s=0.01)
+    assert costs.step_s([Chunk(200, 300)], 0, 0) == pytest.approx(0.01 + 0.2)
     # A step that decodes as well reads the weights once.
-    assert costs.step_s([Chunk(200, 0)], 2, 0) == pytest.approx(0.02 + 0.2 + 200 * 100e-6)
+    assert costs.step_s([Chunk(200, 0)], 2, 0) == pytest.approx(0.02 + 0.2)
     assert costs.step_s([], 0, 0) == 0.0
 
 
@@ -34,7 +32,6 @@ def test_a_measured_prefill_step_has_a_price_and_so_have_tokens_before() -> None
         ({"decode_step_s": -1}, "decode_step_s: must be > 0, got -1"),
         ({"context_s": -1}, "context_s: must be >= 0, got -1"),
         ({"chunk_step_s": -1}, "chunk_step_s: must be >= 0, got -1"),
-        ({"attention_s": -1}, "attention_s: must be >= 0, got -1"),
         ({"sequence_s": float("nan")}, "sequence_s: must be >= 0, got nan"),
     ],
 )
