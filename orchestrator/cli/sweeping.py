@@ -97,7 +97,7 @@ def sweep(
         facts = about(scenario, make_workload(scenario))
         found = swept(
             title=facts.title,
-            facts=facts.facts,
+            facts=facts.facts + tuple((f"swept {axis.title}", axis.span) for axis in axes),
             axes=axes,
             near=near,
             cells=cells,

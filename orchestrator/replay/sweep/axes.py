@@ -53,6 +53,12 @@ class Axis:
         thing, what = self.key.split(".")
         return f"{thing}[{self.name}].{what}"
 
+    @property
+    def span(self) -> str:
+        """What it is over: 5 Gbps to 100 Gbps, 6 values."""
+        ends = f"{self.text(self.values[0])} to {self.text(self.values[-1])}"
+        return f"{ends}, {len(self.values)} values"
+
     def change(self, scenario: Scenario, value: float) -> Scenario:
         """The scenario in which it is so. Raises CannotSweep."""
         si = self.parameter.parse(f"{value!r}{self.unit}")
@@ -156,18 +162,19 @@ def _such(key: str) -> str:
 
 def _numbers(key: str, texts: Sequence[str], parameter: Parameter) -> tuple[str, list[float]]:
     """All in the unit of the last one."""
-    pairs = [_VALUE.fullmatch(text) for text in texts]
-    for text, pair in zip(texts, pairs, strict=True):
-        if pair is None:
+    pairs = []
+    for text in texts:
+        match = _VALUE.fullmatch(text)
+        if match is None:
             raise UnitError(f"{text!r} is no number; write it such as {_such(key)}")
-    matches = [pair for pair in pairs if pair is not None]
-    unit = matches[-1][2].replace(" ", "") or (parameter.unit or "")
+        pairs.append((match[1].replace(" ", ""), match[2].replace(" ", "")))
+    unit = pairs[-1][1] or parameter.unit or ""
     numbers = []
-    for match in matches:
-        number, own = match[1].replace(" ", ""), match[2].replace(" ", "") or unit
-        value = parameter.parse(f"{number}{own}")  # says what is wrong with it
-        same = own == unit
+    for number, own in reversed(pairs):  # if the last one lacks its unit, it is to be blamed
+        value = parameter.parse(f"{number}{own or unit}")  # says what is wrong with it
+        same = own in ("", unit)
         numbers.append(float(number) if same else value / parameter.parse(f"1{unit}"))
+    numbers.reverse()
     return unit, numbers
 
 

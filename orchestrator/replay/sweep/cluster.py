@@ -13,6 +13,7 @@ import psutil
 
 OBJECT_STORE_BYTES = 100 * 2**20  # cells and figures are small; Ray wants at least 75 MiB
 AHEAD = 2  # cells that wait for each core, so that none is idle
+STARTS = 3
 KILLED_S = 10.0
 
 Work = TypeVar("Work")
@@ -100,7 +101,7 @@ def local_cluster(jobs: int) -> Iterator[Cluster]:
 def _start(ray: Any, jobs: int) -> None:
     """Ray gives itself half a minute to start, which a busy machine may exceed."""
     before = set(_children())
-    for last in (False, True):
+    for attempt in range(1, STARTS + 1):
         try:
             ray.init(
                 address="local",
@@ -118,7 +119,7 @@ def _start(ray: Any, jobs: int) -> None:
             for child in half_started:
                 child.kill()
             psutil.wait_procs(half_started, KILLED_S)
-            if last:
+            if attempt == STARTS:
                 raise ClusterFailed(f"Ray did not start: {error}") from error
         else:
             return

@@ -72,13 +72,14 @@ class Store:
             raise UserError(f"{self.path}: another sweep is writing to it just now") from None
         self._file.seek(0)
         lines = self._file.read().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):
-            self._file.truncate(sum(map(len, lines[:-1])))
-            lines.pop()
+        torn = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        if lines:
+            self._check(self._read(1, lines[0]), head)
+        elif not _line(asdict(head)).startswith(torn):
+            raise self._not_ours()
+        self._file.truncate(sum(map(len, lines)))
         if not lines:
             self._write(asdict(head))
-            return
-        self._check(self._read(1, lines[0]), head)
         for number, line in enumerate(lines[1:], 2):
             found = self._read(number, line)
             try:
@@ -100,9 +101,12 @@ class Store:
             f"{self.path}:{number}: not a sweep's result; remove that line, or give another file"
         )
 
+    def _not_ours(self) -> UserError:
+        return UserError(f"{self.path}: not a file of results of a sweep; give another one")
+
     def _check(self, found: Mapping[str, Any], head: Head) -> None:
         if found.get("format") != head.format or "content" not in found:
-            raise UserError(f"{self.path}: not a file of results of a sweep; give another one")
+            raise self._not_ours()
         way_out = "give another file, or remove this one to begin anew"
         if (found.get("kind"), found["content"]) != (head.kind, head.content):
             of = f"{found.get('kind')} {found.get('name')}"
@@ -114,5 +118,9 @@ class Store:
 
     def _write(self, record: Mapping[str, object]) -> None:
         """In one write, so that others see whole lines."""
-        self._file.write(orjson.dumps(record) + b"\n")
+        self._file.write(_line(record))
         self._file.flush()
+
+
+def _line(record: Mapping[str, object]) -> bytes:
+    return orjson.dumps(record) + b"\n"

@@ -2,8 +2,10 @@
 
 const { axes, texts, near, far, measure, cells } = data;
 const GAIN = "gain";
+const signed = (value) =>
+  `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value * 100).toFixed(Math.abs(value) < 0.095 ? 1 : 0)}%`;
 const LABELS = {
-  [GAIN]: ["", (value) => `${value > 0 ? "+" : ""}${(value * 100).toFixed(Math.abs(value) < 0.095 ? 1 : 0)}%`],
+  [GAIN]: ["", signed],
   goodput_per_cost: ["Requests in SLO per cost", figure],
   goodput_per_s: ["Goodput, requests/s", figure],
   within_slo: ["Within SLO", percent],
@@ -17,6 +19,7 @@ const LABELS = {
   output_tokens_per_s: ["Output tokens/s", figure],
   wire_gb: ["KV over lines, GB", figure],
 };
+const lower = (text) => text.charAt(0).toLowerCase() + text.slice(1);
 const known = Object.keys(cells[0].policies[near]);
 const names = policies.map(({ policy }) => policy);
 const paying = far.length > 0;
@@ -75,8 +78,8 @@ const ticks = (place) => {
   const every = Math.ceil(texts[place].length / 10);
   const kept = texts[place].map((_, i) => i).filter((i) => i % every === 0);
   return axis({
-    tickvals: kept, ticktext: kept.map((i) => plain(texts[place][i])), showgrid: false,
-    title: { text: plain(axes[place].parameter), standoff: 8 },
+    tickvals: kept, ticktext: kept.map((i) => String(axes[place].values[i])), showgrid: false,
+    title: { text: wide(axes[place]), standoff: 8 },
   });
 };
 
@@ -148,7 +151,10 @@ function curves() {
 
 /** Along one of the first two axes, over the other: where paying begins and where it ends. */
 function breakEvens() {
-  const pairs = axes.length < 2 ? [] : [[0, 1], [1, 0]];
+  const drawn = axes.slice(0, 2).map((a) => a.parameter);
+  const somewhere = data.break_even.some(
+    (found) => drawn.includes(found.along) && sliced(found) && found.pays.length);
+  const pairs = axes.length < 2 || !somewhere ? [] : [[0, 1], [1, 0]];
   const placed = plots("evens", pairs.map(([along, over]) =>
     [`Along ${axes[along].parameter}`, `where it begins to pay, over ${axes[over].parameter}`]));
   pairs.forEach(([along, over], k) => {
@@ -213,10 +219,10 @@ function words() {
   });
   at("map").textContent = paying ? "Where the far site pays" : "Over the grid";
   at("map-lead").textContent = !paying ? "" : axes.length > 1
-    ? `Held against ${near}: ${measured}. The line is the break-even; blue is where it pays.`
-    : `Held against ${near}: ${measured}. Dotted lines are where a policy begins or ends to pay.`;
+    ? `Held against ${near}, by ${lower(measured)}. The line is the break-even; blue is where it pays.`
+    : `Held against ${near}, by ${lower(measured)}. Dotted lines are where a policy begins or ends to pay.`;
   at("even-lead").textContent =
-    `From where on each policy gives more ${measured.toLowerCase()} than ${near}. An open circle: from the first value on.`;
+    `From where on each policy gives more ${lower(measured)} than ${near}. An open circle: from the first value on.`;
   at("even-section").hidden = !paying;
 }
 

@@ -1,14 +1,11 @@
 """The page in a real browser: drawn without a complaint, alone, and what can be pressed works."""
 
 import base64
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -20,40 +17,10 @@ from orchestrator.replay.report.metrics import Goal
 from orchestrator.replay.report.page import write_html
 from tests.orchestrator.replay.report import made
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None,
-    reason="no chromium and chromedriver here (Debian: apt-get install chromium chromium-driver)",
-)
 GOAL = Goal(ttft_s=1.0, tpot_s=0.05)
 POLICIES = ("local", "direct", "relay", "auto")
 EVIL = """<img src=x onerror="document.title='run'"><b>&lt;</b>"""
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--disable-background-networking",
-        "--disable-sync",
-        "--no-first-run",
-        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
-        "--window-size=1280,900",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = Service(str(DRIVER))
-    found = webdriver.Chrome(options=options, service=service)
-    found.set_page_load_timeout(60)
-    yield found
-    found.quit()  # ends chromium and, by its process, the driver
-    assert service.process.poll() is not None
 
 
 @pytest.fixture(scope="module")
