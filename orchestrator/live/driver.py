@@ -6,12 +6,12 @@ import logging
 import secrets
 import ssl
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from orchestrator.lifecycle.machine import Machine
 from orchestrator.lifecycle.request import StopWatch
 from orchestrator.live.channel import Place, WorkerChannel, close_all
-from orchestrator.live.openai.service import ModelCard, Tokenizer
+from orchestrator.live.openai.service import ModelCard, Tokenizer, Told
 from orchestrator.membership.members import Members
 from orchestrator.membership.reach import CameUp, Lost, News
 from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish, Send
@@ -43,39 +43,6 @@ class Addresses(Protocol):
 
     def kv(self, worker: str, seen_from: str) -> str: ...
     def emulator(self, a: str, b: str) -> str | None: ...
-
-
-class ClientStream:
-    """One request's actions, in order; see `openai.service.Submission`."""
-
-    def __init__(self, driver: "Driver", arrived: Arrived) -> None:
-        self._driver = driver
-        self._arrived = arrived
-        self._queue: asyncio.Queue[Emit | Finish | Fail] = asyncio.Queue()
-        self._begun = False
-        self._over = False
-
-    def put(self, action: Emit | Finish | Fail) -> None:
-        self._queue.put_nowait(action)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Emit | Finish | Fail:
-        if self._over:
-            raise StopAsyncIteration
-        if not self._begun:
-            self._begun = True
-            self._driver.begin(self._arrived, self)
-        action = await self._queue.get()
-        self._over = not isinstance(action, Emit)
-        return action
-
-    async def aclose(self) -> None:
-        """Cancel on every leg what has not ended."""
-        if self._begun and not self._over:
-            self._over = True
-            self._driver.leave(self._arrived.request)
 
 
 class Driver:
@@ -110,7 +77,7 @@ class Driver:
         self._tls = tls
         self._metrics = metrics
         self._record = record
-        self._clients: dict[str, ClientStream] = {}
+        self._clients: dict[str, Told] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
         self._timer_due: float | None = None  # uvloop's handles do not all know their time
@@ -123,8 +90,14 @@ class Driver:
         """Why no request can be served now; None: they can."""
         return SHUTTING_DOWN if self._closing else self.members.why_not_ready()
 
-    def submit(self, arrived: Arrived) -> ClientStream:
-        return ClientStream(self, arrived)
+    def submit(self, arrived: Arrived, told: Told) -> None:
+        self._clients[arrived.request] = told
+        self.tell(arrived)
+
+    def leave(self, request: str) -> None:
+        """Cancel on every leg what has not ended."""
+        if self._clients.pop(request, None) is not None:
+            self.tell(ClientGone(request=request))
 
     def new_request_id(self) -> str:
         self._ids += 1
@@ -174,16 +147,6 @@ class Driver:
             "emulator": self._addresses.emulator(*ends),
         }
 
-    # ------------------------------------------------------------ clients
-
-    def begin(self, arrived: Arrived, client: ClientStream) -> None:
-        self._clients[arrived.request] = client
-        self.tell(arrived)
-
-    def leave(self, request: str) -> None:
-        self._clients.pop(request, None)
-        self.tell(ClientGone(request=request))
-
     # ------------------------------------------------------------ workers
 
     def join(self, worker: str, site: str, pool: str, roles: frozenset[Role], place: Place) -> None:
@@ -226,7 +189,7 @@ class Driver:
         """Cancel every request, deliver the last stops, close the channels."""
         self._closing = True
         for request, client in list(self._clients.items()):
-            client.put(Fail(request=request, failure=Failure.UNAVAILABLE, message=SHUTTING_DOWN))
+            client(Fail(request=request, failure=Failure.UNAVAILABLE, message=SHUTTING_DOWN))
             self.leave(request)
         channels = list(self.channels.values())
         await asyncio.gather(*(channel.settled(FAREWELL_S) for channel in channels))
@@ -255,7 +218,15 @@ class Driver:
 
     def tell(self, event: Event) -> None:
         """Tell the machine what happened now, and do what it answers."""
+        self._tell_all((event,))
+
+    def _tell_all(self, events: Iterable[Event]) -> None:
         now = self._loop.time()
+        for event in events:
+            self._handle(event, now)
+        self._set_timer()
+
+    def _handle(self, event: Event, now: float) -> None:
         forgotten: list[Action] = []
         try:
             actions = self.machine.handle(event, now)
@@ -266,13 +237,10 @@ class Driver:
             forgotten = self._forgotten(actions)
         if self._record is not None:
             self._record(now, event, actions)
-        for action in (*actions, *forgotten):
+        for action in actions:
             self._act(action)
-        self._set_timer()
-
-    def _tell_all(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self.tell(event)
+        for action in forgotten:
+            self._act(action)
 
     def _forgotten(self, actions: Sequence[Action]) -> list[Action]:
         """A client whose request the core no longer has must be told of its end."""
@@ -289,9 +257,9 @@ class Driver:
         client = self._clients.get(action.request)
         if client is None:
             return
-        client.put(action)
         if not isinstance(action, Emit):
             del self._clients[action.request]
+        client(action)
 
     def _send(self, action: Send) -> None:
         worker, message = action.worker, action.message

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import os
 import socket
 import time
 from pathlib import Path
@@ -20,6 +19,8 @@ from orchestrator.errors import UserError
 from orchestrator.live.directory import Directory
 from orchestrator.live.driver import Driver, Record, new_gateway_name
 from orchestrator.live.openai.app import create_app
+from orchestrator.live.openai.border.connection import SEND_BUFFER_BYTES, Connection
+from orchestrator.live.openai.border.door import Door
 from orchestrator.live.openai.service import ModelCard, Tokenizer
 from orchestrator.live.openai.text import StopWatch
 from orchestrator.live.openai.vocabulary import Vocabulary
@@ -75,30 +76,21 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def read_api_keys(topology: Topology) -> frozenset[str] | None:
-    """The keys clients must show: from the environment variable that the file names."""
-    variable = topology.security.api_keys_env
-    if variable is None:
-        return None
-    keys = frozenset(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip())
-    if not keys:
-        raise UserError(
-            f"security.api_keys_env: {variable} is empty; set it to one key or several, with commas"
-        )
-    return keys
-
-
 def take_port(host: str, port: int) -> socket.socket:
     """The gateway's listening socket. Raises UserError when the port is taken."""
     try:
         # From here on agents may connect; they are answered as soon as the gateway serves.
-        return listen(host, port)
+        taken = listen(host, port)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(
             f"gateway.port: cannot listen on {host}:{port}: {reason}; "
             "stop what uses it or give another port"
         ) from error
+    # Connections inherit it. The kernel's own would grow to megabytes for a client that reads
+    # slowly; no stream of tokens needs them.
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return taken
 
 
 class Gateway:
@@ -112,7 +104,7 @@ class Gateway:
         tokenizer: Tokenizer,
         directory: Directory,
         secret: str,
-        api_keys: frozenset[str] | None,
+        door: Door | None = None,
         record: Record | None = None,
         tls: TlsContexts | None = None,
     ) -> None:
@@ -136,7 +128,8 @@ class Gateway:
             a, b = link.between
             self.driver.line(a, b, 2 * link.delay_s, link.rate_bytes_per_s)
         self.roster = Roster(topology, self.driver, directory)
-        self._public = Front(create_app(self.driver, metrics=metrics, api_keys=api_keys))
+        app = create_app(self.driver, metrics=metrics, door=door, cors=topology.gateway.cors)
+        self._public = Front(app, http=Connection)
         # Agents have a port of their own: with TLS they show certificates, which clients have not.
         self._internal = Front(
             _internal_app(self.roster, secret), None if tls is None else tls.server

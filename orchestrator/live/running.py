@@ -10,8 +10,9 @@ from pathlib import Path
 
 from orchestrator.errors import UserError
 from orchestrator.live.driver import Record
-from orchestrator.live.gateway import Gateway, load_tokenizer, read_api_keys, read_card, take_port
+from orchestrator.live.gateway import Gateway, load_tokenizer, read_card, take_port
 from orchestrator.live.launch import HOST, Deployment, LaunchFailed
+from orchestrator.live.openai.border.keys import read_door
 from orchestrator.topology.schema import Topology
 from transport.tls import TlsContexts, TlsError, load_contexts
 from workers.engines.models import ModelError, Progress, resolve_model
@@ -73,7 +74,7 @@ async def running(
     known, and LaunchFailed for what did not come up.
     """
     check_startable(topology)
-    api_keys = read_api_keys(topology)
+    door = read_door(topology.security)
     host, port = topology.gateway.host, topology.gateway.port
     tls = gateway_tls(topology)
     with (
@@ -106,7 +107,7 @@ async def running(
                 tokenizer=tokenizer,
                 directory=deployment.directory,
                 secret=secret,
-                api_keys=api_keys,
+                door=door,
                 record=record,
                 tls=tls,
             )

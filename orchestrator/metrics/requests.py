@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from orchestrator.metrics.tally import TokenGaps
 from orchestrator.state.actions import Emit, Fail, Finish, Summary
 
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
@@ -21,7 +22,8 @@ class RequestMetrics:
             return Counter(f"pdd_{name}_total", what, labels, registry=registry)
 
         self.ttft = seconds("ttft", "Arrival to first token, queueing included", LONG_S)
-        self.itl = seconds("itl", "One gap between tokens; 0 within a group", SHORT_S)
+        self.itl = TokenGaps("pdd_itl_seconds", "One gap between tokens; 0 within a group", SHORT_S)
+        registry.register(self.itl)
         self.e2e = seconds("e2e", "Arrival to the end of a finished request", LONG_S)
         self.queue = seconds("queue", "Waiting for a place", LONG_S)
         self.prefill = seconds("prefill", "Prefill started to first token", LONG_S)
@@ -52,19 +54,19 @@ class RequestMeter:
         self._metrics = metrics
         self._arrived = now
         self._last_token: float | None = None
+        self._tokens_seen = 0
         self._ended = False
 
     def saw(self, action: Emit | Finish | Fail, now: float) -> None:
         """Count one action."""
-        match action:
-            case Emit():
-                self._tokens(len(action.ids), now)
-            case Finish():
-                self._metrics.e2e.observe(now - self._arrived)
-                self._account(action.summary)
-                self._end(action.summary.route, action.reason)
-            case Fail():
-                self._end(NO_ROUTE, action.failure)
+        if isinstance(action, Emit):
+            self._tokens(len(action.ids), now)
+        elif isinstance(action, Finish):
+            self._metrics.e2e.observe(now - self._arrived)
+            self._account(action.summary)
+            self._end(action.summary.route, action.reason)
+        else:
+            self._end(NO_ROUTE, action.failure)
 
     def gone(self) -> None:
         """The client left; without effect once the request has ended."""
@@ -74,13 +76,12 @@ class RequestMeter:
     def _tokens(self, count: int, now: float) -> None:
         if count == 0:
             return
-        self._metrics.completion_tokens.inc(count)
-        gaps = count - 1
+        self._tokens_seen += count
         if self._last_token is None:
             self._metrics.ttft.observe(now - self._arrived)
         else:
             self._metrics.itl.observe(now - self._last_token)
-        for _ in range(gaps):
+        for _ in range(count - 1):
             self._metrics.itl.observe(0.0)
         self._last_token = now
 
@@ -104,4 +105,5 @@ class RequestMeter:
 
     def _end(self, route: str, outcome: str) -> None:
         self._ended = True
+        self._metrics.completion_tokens.inc(self._tokens_seen)
         self._metrics.requests.labels(route, outcome).inc()

@@ -12,14 +12,16 @@ from orchestrator.topology.strict import validate
 from transport.tls import TlsError, check_files, site_hostname
 
 
+def absolute_path(path: str, directory: FilePath) -> str:
+    """Where a path that stands in a topology's file in `directory` leads."""
+    return str((directory / FilePath(path).expanduser()).absolute())
+
+
 def absolute(tls: Tls | None, directory: FilePath) -> Tls | None:
     """The same with absolute paths; `directory` is where the topology's file lies."""
     if tls is None:
         return None
-    ca, cert, key = (
-        str((directory / FilePath(path).expanduser()).absolute())
-        for path in (tls.ca, tls.cert, tls.key)
-    )
+    ca, cert, key = (absolute_path(path, directory) for path in (tls.ca, tls.cert, tls.key))
     return Tls(ca=ca, cert=cert, key=key)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.catalogue import Catalogue, load_catalogue
-from orchestrator.topology.certificates import absolute, tls_mistakes
+from orchestrator.topology.certificates import absolute, absolute_path, tls_mistakes
 from orchestrator.topology.document import read_document
 from orchestrator.topology.mistakes import Path, TopologyError, unknown
 from orchestrator.topology.rules import NO_ROLES, Draft, Found, broken_rules
@@ -31,8 +31,13 @@ def load_topology(path: str | FilePath, catalogue: Catalogue | None = None) -> T
     if mistakes or topology is None:
         raise TopologyError(mistakes)
     directory = _model_directory(topology.model, file.parent)
-    security = topology.security.model_copy(
-        update={"tls": absolute(topology.security.tls, file.parent)}
+    security = topology.security
+    keys = security.api_keys_file
+    security = security.model_copy(
+        update={
+            "tls": absolute(security.tls, file.parent),
+            "api_keys_file": None if keys is None else absolute_path(keys, file.parent),
+        }
     )
     model = topology.model if directory is None else str(directory)
     return topology.model_copy(update={"model": model, "security": security})

@@ -149,6 +149,7 @@ class Gateway(Strict):
     site: str
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=1, le=65535)
+    cors: tuple[str, ...] = Field(default=(), strict=False)  # origins of web pages that may ask
 
 
 class Slo(Strict):
@@ -215,10 +216,22 @@ class Tls(Strict):
         return TlsFiles(ca=Path(self.ca), cert=Path(cert), key=Path(key))
 
 
-class Security(Strict):
-    """Who may use the gateway, and how sites know each other."""
+class Tenant(Strict):
+    """What one customer may use in a minute, over all of its keys."""
 
-    api_keys_env: str | None = None  # the environment variable that holds the keys; None: open
+    requests_per_minute: Positive | None = None
+    tokens_per_minute: Positive | None = None  # in and out
+
+
+class Security(Strict):
+    """Who may use the gateway, and how sites know each other.
+
+    Without keys everybody may, as the tenant `default`; so are keys that name no tenant.
+    """
+
+    api_keys_env: str | None = None  # the environment variable that holds keys
+    api_keys_file: str | None = Field(default=None, min_length=1)
+    tenants: dict[Name, Tenant] = Field(default_factory=dict)
     tls: Tls | None = None  # None: traffic between sites is not encrypted
 
 

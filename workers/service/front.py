@@ -5,6 +5,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
+from typing import Literal
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -29,15 +30,22 @@ class Front(uvicorn.Server):
     """uvicorn without its signal handlers: the process decides what a signal means.
 
     `serve(sockets=[...])` ends once `should_exit` is set; `up` is set when it answers. With `tls`
-    it speaks nothing else.
+    it speaks nothing else. `http` is uvicorn's protocol for a connection, or a class of one's own.
     """
 
-    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        tls: ssl.SSLContext | None = None,
+        *,
+        http: type[asyncio.Protocol] | Literal["auto"] = "auto",
+    ) -> None:
         self.up = asyncio.Event()
         self._tls = tls
         super().__init__(
             uvicorn.Config(
                 app,
+                http=http,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -1,36 +1,43 @@
-"""The FastAPI application: routes, keys, body limits, and errors in OpenAI's shape."""
+"""The application: routes, body limits, and errors in OpenAI's shape."""
 
 import asyncio
-import hmac
-import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
+from importlib.metadata import version
 from typing import Any
 
 import orjson
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from orchestrator.live.openai.answer import Answer, Patience
+from orchestrator.live.openai.answer.answer import Answer, Patience
+from orchestrator.live.openai.answer.shapes import ChatShape, CompletionShape
+from orchestrator.live.openai.border.door import Door
+from orchestrator.live.openai.border.guard import Guard
+from orchestrator.live.openai.border.visit import Visits
 from orchestrator.live.openai.errors import ApiError, internal, scrub, unavailable
 from orchestrator.live.openai.intake import Intake, Prepared, unknown_model
 from orchestrator.live.openai.service import ModelCard, Service
-from orchestrator.live.openai.shapes import ChatShape, CompletionShape
 from orchestrator.live.openai.template import ChatTemplate
 from orchestrator.live.openai.vocabulary import Vocabulary
 from orchestrator.metrics.exposition import Metrics
 
-log = logging.getLogger(__name__)
-
-OPEN_PATHS = frozenset({"/health", "/ready"})  # no key needed
+VERSION = version("pdd-orchestrator")
 BODY_BASE = 1 << 20
 BODY_PER_TOKEN = 32  # bytes of JSON that a token of context may take
 BODY_SECONDS = 30.0
+CORS: dict[str, Any] = {
+    "allow_methods": ["GET", "POST"],
+    "allow_headers": ["*"],
+    "expose_headers": ["x-request-id", "retry-after"],
+}
 INLINE_BODY = 32 << 10  # a larger prompt is tokenised in a thread, so that streams go on
 
 
@@ -38,25 +45,20 @@ def create_app(
     service: Service,
     *,
     metrics: Metrics,
-    api_keys: frozenset[str] | None = None,
+    door: Door | None = None,
+    cors: Sequence[str] = (),
     patience: Patience | None = None,
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
-) -> FastAPI:
-    """The gateway's HTTP application in front of `service`.
+) -> ASGIApp:
+    """The gateway's HTTP application in front of `service`, to be served over `Connection`.
 
-    `api_keys` None: no key is asked for. `draw_seed`: the seed of a sampled request without one.
+    `door` None: everybody may come in. `cors`: the origins whose pages may ask, `*` for any.
+    `draw_seed`: the seed of a sampled request without one.
     """
     vocabulary = Vocabulary(service.tokenizer, service.model.stop_ids)
     intake = Intake(service.model, vocabulary, ChatTemplate(service.tokenizer))
     patience = patience or Patience()
     body_limit = BODY_BASE + BODY_PER_TOKEN * service.model.max_context
-    app = FastAPI(title="pdd gateway", docs_url=None, redoc_url=None, openapi_url=None)
-    if api_keys is not None:
-        app.add_middleware(_KeyCheck, api_keys=api_keys)
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, _left)
-    app.add_exception_handler(Exception, _unforeseen)
 
     async def answer(
         request: Request,
@@ -81,6 +83,7 @@ def create_app(
             id=plan.arrivals[0].request,
             created=int(time.time()),
             model=service.model.name,
+            choices=len(plan.arrivals),
             include_usage=plan.include_usage,
             logprobs=plan.arrivals[0].sampling.logprobs is not None,
             vocabulary=vocabulary,
@@ -94,44 +97,61 @@ def create_app(
             patience=patience,
         )
 
-    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await answer(request, intake.chat, ChatShape)
 
-    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await answer(request, intake.completion, CompletionShape)
 
-    @app.get("/v1/models")
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
         return _json({"object": "list", "data": [_card(service.model)]})
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
         if name != service.model.name:
             raise unknown_model(name)
         return _json(_card(service.model))
 
-    @app.get("/health")
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         return _json({"status": "ok"})
 
-    @app.get("/ready")
-    async def ready() -> Response:
+    async def ready(request: Request) -> Response:
         reason = service.ready()
         if reason is None:
             return _json({"status": "ready"})
         return _json({"status": "not ready", "reason": scrub(reason)}, status=503)
 
-    @app.get("/metrics")
-    async def scrape() -> Response:
+    async def told_version(request: Request) -> Response:
+        return _json({"version": VERSION})
+
+    async def scrape(request: Request) -> Response:
         return Response(metrics.render(), media_type=metrics.content_type)
 
-    @app.get("/status")
-    async def status() -> Response:
+    async def status(request: Request) -> Response:
         return _json(service.status())
 
-    return app
+    app: ASGIApp = Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/health", health),
+            Route("/ready", ready),
+            Route("/version", told_version),
+            Route("/metrics", scrape),
+            Route("/status", status),
+        ],
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _left,
+            Exception: _unforeseen,
+        },
+    )
+    app = Visits(Guard(app, door or Door()))
+    # Outside the guard: a browser asks beforehand, without a key, whether it may send one.
+    return CORSMiddleware(app, allow_origins=cors, **CORS) if cors else app
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -179,32 +199,6 @@ def _parse(body: bytes) -> Any:
         raise ApiError(
             400, f"the request body is not valid JSON: {error}", code="invalid_json"
         ) from error
-
-
-# ---------------------------------------------------------------- keys
-
-
-class _KeyCheck:
-    """401 without a known `Authorization: Bearer <key>`."""
-
-    def __init__(self, app: ASGIApp, api_keys: frozenset[str]) -> None:
-        self._app = app
-        self._keys = [key.encode() for key in sorted(api_keys)]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            scheme, _, key = given.partition(b" ")
-            # Every key is compared, each in constant time: the time tells nothing about any.
-            known = sum(hmac.compare_digest(key.strip(), mine) for mine in self._keys)
-            if scheme.lower() != b"bearer" or not known:
-                what = "no API key was sent" if not key else "the API key is not known"
-                error = ApiError(401, f"{what}; send it as a Bearer token", code="invalid_api_key")
-                response = error.response()
-                response.headers["www-authenticate"] = "Bearer"
-                await response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 # ---------------------------------------------------------------- errors

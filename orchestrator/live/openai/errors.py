@@ -45,10 +45,11 @@ class ApiError(Exception):
         return orjson.dumps({"error": error})
 
     def headers(self) -> dict[str, str]:
-        """Retry-After in whole seconds, rounded up, where there is one."""
-        if self.retry_after_s is None:
-            return {}
-        return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+        """Retry-After in whole seconds, rounded up, where there is one; a 401's scheme."""
+        headers = {"www-authenticate": "Bearer"} if self.status == 401 else {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+        return headers
 
     def response(self) -> Response:
         """The whole HTTP answer."""
@@ -99,6 +100,17 @@ def unavailable(reason: str) -> ApiError:
         kind=SERVER,
         code="unavailable",
         retry_after_s=DEFAULT_RETRY_AFTER_S,
+    )
+
+
+def rate_limited(of: str, per_minute: int, wait_s: float) -> ApiError:
+    """429 for a tenant that has used up its `of` (requests or tokens) of a minute."""
+    return ApiError(
+        429,
+        f"Rate limit reached: {per_minute} {of} per minute. Please try again in {wait_s:.1f} s.",
+        kind=of,
+        code="rate_limit_exceeded",
+        retry_after_s=wait_s,
     )
 
 

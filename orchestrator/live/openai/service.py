@@ -1,7 +1,8 @@
 """What the HTTP surface needs from the gateway's driver."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer as Backend
 
@@ -31,18 +32,13 @@ class Tokenizer(Protocol):
     def special_tokens_map(self) -> dict[str, Any]: ...
 
 
-class Submission(Protocol):
-    """One request's actions: Emit any number of times, then one Finish or Fail, then the end."""
-
-    def __aiter__(self) -> Self: ...
-    async def __anext__(self) -> Emit | Finish | Fail: ...
-
-    async def aclose(self) -> None:
-        """Cancel the request on every leg if it has not ended; harmless when repeated."""
+# Told of a request's actions: Emit any number of times, then one Finish or Fail. It is called in
+# the loop's thread, must not raise and must not call the service.
+Told = Callable[[Emit | Finish | Fail], None]
 
 
 class Service(Protocol):
-    """The driver as the HTTP surface sees it. An async generator function fits `submit`."""
+    """The driver as the HTTP surface sees it."""
 
     @property
     def model(self) -> ModelCard: ...
@@ -52,8 +48,11 @@ class Service(Protocol):
     def ready(self) -> str | None:
         """None: requests can be served now; else why not, in words for the client."""
 
-    def submit(self, arrived: Arrived) -> Submission:
-        """Begin the request; nothing has to happen before the first `__anext__`."""
+    def submit(self, arrived: Arrived, told: Told) -> None:
+        """Begin the request; `told` may be called before this returns."""
+
+    def leave(self, request: str) -> None:
+        """Cancel the request on every leg; harmless once it has ended."""
 
     def new_request_id(self) -> str:
         """An id no other request of any gateway has."""

@@ -3,7 +3,9 @@
 Everything works token by token, so no result depends on how tokens were grouped on their way.
 """
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from typing import Protocol
 
 from orchestrator.live.openai.vocabulary import Vocabulary
 
@@ -12,11 +14,56 @@ WINDOW = 8  # tokens decoded again per token before the window is cut
 DIRTY_WINDOW = 64  # the same while the text never comes to a whole character
 
 
-class Detokenizer:
+_Utf8 = getincrementaldecoder("utf-8")
+
+
+class Detokenizer(Protocol):
     """Pieces of text whose concatenation is the decoding of all tokens at once.
 
-    A piece is given when no later token can change it: never half a character. Where bytes are
-    spelled as tokens (byte fallback) a run of them decodes as a whole, so it waits for its end.
+    A piece is given when no later token can change it: never half a character.
+    """
+
+    @property
+    def length(self) -> int:
+        """Characters given."""
+
+    def push(self, id: int) -> str:
+        """The text that `id` makes certain."""
+
+    def finish(self) -> str:
+        """What was held back: bytes that never became a character."""
+
+
+def detokenizer(vocabulary: Vocabulary) -> Detokenizer:
+    """The cheapest that is exact for the vocabulary's decoder."""
+    joins = vocabulary.joins_bytes
+    return ByteDetokenizer(vocabulary) if joins else WindowDetokenizer(vocabulary)
+
+
+class ByteDetokenizer:
+    """For vocabularies whose tokens are bytes (byte-level BPE): no token is decoded twice."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._part = vocabulary.part
+        self._decode = _Utf8(errors="replace").decode
+        self.length = 0
+
+    def push(self, id: int) -> str:
+        piece = self._decode(self._part(id))
+        self.length += len(piece)
+        return piece
+
+    def finish(self) -> str:
+        piece = self._decode(b"", True)
+        self.length += len(piece)
+        return piece
+
+
+class WindowDetokenizer:
+    """For any decoder: the last few tokens are decoded again with each new one.
+
+    Where bytes are spelled as tokens (byte fallback) a run of them decodes as a whole, so it
+    waits for its end.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -27,7 +74,6 @@ class Detokenizer:
         self.length = 0  # characters given
 
     def push(self, id: int) -> str:
-        """The text that `id` makes certain."""
         if not self._vocabulary.has_text(id):
             return ""
         self._window.append(id)
@@ -48,7 +94,6 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """What was held back: bytes that never became a character, or a run of byte tokens."""
         piece = self._vocabulary.decode(self._window)[self._given :]
         self._given += len(piece)
         self.length += len(piece)
@@ -131,8 +176,9 @@ class TextStream:
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = ()) -> None:
-        self._text = Detokenizer(vocabulary)
+        self._text = detokenizer(vocabulary)
         self._matcher = StopMatcher(stops)
+        self._watches = bool(stops)
 
     @property
     def stopped_at(self) -> str | None:
@@ -146,6 +192,8 @@ class TextStream:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that may be given out once `ids` are accepted."""
+        if not self._watches:
+            return "".join([self._text.push(id) for id in ids])
         pieces = []
         for id in ids:
             if self.stopped_at is not None:

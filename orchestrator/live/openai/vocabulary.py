@@ -33,8 +33,12 @@ class Vocabulary:
         special = {id for id, token in added.items() if token.special}
         self._silent = frozenset(special.union(stop_ids))
         state = self._core.decoder.__getstate__() if self._core.decoder is not None else b"null"
-        self._decoders = frozenset(_types(json.loads(state)))
+        decoder = json.loads(state)
+        self._decoders = frozenset(_types(decoder))
         self._names: dict[int, TokenName] = {}
+        self._parts: dict[int, bytes] = {}
+        # Whether a text is nothing but its tokens' bytes, one after the other.
+        self.joins_bytes = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`; never truncated."""
@@ -43,6 +47,14 @@ class Vocabulary:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens and ids the vocabulary does not know."""
         return self._core.decode(ids, skip_special_tokens=True)
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens in their own words."""
+        return self._core.decode(ids, skip_special_tokens=False)
+
+    def token(self, id: int) -> str:
+        """The token as the vocabulary writes it; empty for an id that it does not know."""
+        return self._core.id_to_token(id) or ""
 
     def has_text(self, id: int) -> bool:
         """Whether the token is part of an answer's text at all."""
@@ -53,6 +65,13 @@ class Vocabulary:
         if "ByteFallback" not in self._decoders:
             return False
         return _fallback_byte(self._core.id_to_token(id)) is not None
+
+    def part(self, id: int) -> bytes:
+        """The token's bytes in a text; empty when it has none. Needs `joins_bytes`."""
+        found = self._parts.get(id)
+        if found is None:
+            found = self._parts[id] = self._bytes(id) if self.has_text(id) else b""
+        return found
 
     def name(self, id: int) -> TokenName:
         """The token on its own. Bytes that are no whole characters read `bytes:\\x..`."""

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from orchestrator.lifecycle.machine import Machine
 from orchestrator.live.channel import Place
-from orchestrator.live.driver import ClientStream, Driver
+from orchestrator.live.driver import Driver
 from orchestrator.live.openai.service import ModelCard
 from orchestrator.metrics.workers import WorkerMetrics
 from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish
@@ -99,26 +99,25 @@ class World:
         arrived = Arrived(
             **{"request": name, "prompt_ids": (1, 2, 3), "limit": 2, "route": Route.DIRECT} | fields
         )
-        return Client(self.driver.submit(arrived))
+        client = Client(self.driver, name)
+        self.driver.submit(arrived, client.actions.put_nowait)
+        return client
 
 
 class Client:
-    """Begins at once, as a server does for a client that waits."""
+    """Keeps what it is told."""
 
-    def __init__(self, actions: ClientStream) -> None:
-        self._actions = actions
-        self._next = asyncio.ensure_future(anext(actions))
+    def __init__(self, driver: Driver, request: str) -> None:
+        self.actions: asyncio.Queue[Emit | Finish | Fail] = asyncio.Queue()
+        self._driver = driver
+        self._request = request
 
     async def take(self) -> Emit | Finish | Fail:
         async with asyncio.timeout(WAIT_S):
-            action = await self._next
-        if isinstance(action, Emit):
-            self._next = asyncio.ensure_future(anext(self._actions))
-        return action
+            return await self.actions.get()
 
-    async def leave(self) -> None:
-        self._next.cancel()
-        await self._actions.aclose()
+    def leave(self) -> None:
+        self._driver.leave(self._request)
 
 
 def load_of(name: str) -> Load:
@@ -237,7 +236,7 @@ def test_a_client_that_leaves_stops_every_leg() -> None:
         await w.all_up()
         client = w.submit("r")
         await w.prefill.message("start")
-        await client.leave()
+        client.leave()
         assert (await w.prefill.message("stop"))["request"] == "r"
         assert (await w.main.message("stop"))["request"] == "r"
         assert w.driver.status()["requests"] == {"open": 0, "queued": 0}

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import uvloop
 
-from orchestrator.errors import UserError
 from orchestrator.live.directory import Directory
-from orchestrator.live.gateway import Gateway, load_tokenizer, read_api_keys, read_card, take_port
+from orchestrator.live.gateway import Gateway, load_tokenizer, read_card, take_port
+from orchestrator.live.openai.border.door import Door
 from orchestrator.topology.schema import Topology
 from tests.orchestrator.live.channel_peer import Peer, messages_line, serving
 from workers.api.history import extend_history
@@ -141,7 +140,7 @@ async def world() -> AsyncIterator[World]:
         tokenizer=load_tokenizer(MODEL, directory),
         directory=Directory(TOPOLOGY, None),
         secret="s3cret",
-        api_keys=frozenset({"k1"}),
+        door=Door({"k1": "default"}),
     )
     stop = asyncio.Event()
     with (
@@ -270,11 +269,3 @@ def test_the_card_is_read_from_the_models_own_files(tmp_path: Path) -> None:
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
     card = read_card("gpt2", model)
     assert (card.max_context, card.vocab_size, card.stop_ids) == (77, 99, (5, 6))
-
-
-def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PDD_TEST_KEYS", " a, b ,,")
-    assert read_api_keys(TOPOLOGY) == {"a", "b"}
-    monkeypatch.setenv("PDD_TEST_KEYS", " , ")
-    with pytest.raises(UserError, match=r"^security\.api_keys_env: PDD_TEST_KEYS is empty"):
-        read_api_keys(TOPOLOGY)

@@ -11,12 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
+import uvloop
 from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from orchestrator.live.openai.app import create_app
-from orchestrator.live.openai.service import ModelCard
+from orchestrator.live.openai.border.connection import Connection
+from orchestrator.live.openai.service import ModelCard, Told
 from orchestrator.live.openai.text import StopWatch
 from orchestrator.live.openai.vocabulary import Vocabulary
 from orchestrator.metrics.exposition import Metrics
@@ -24,6 +25,7 @@ from orchestrator.state.actions import Emit, Fail, Finish, FinishReason, Summary
 from orchestrator.state.events import Arrived, HandoffMode, Route
 from workers.api.messages import TokenLogprobs
 from workers.engines.models import DEFAULT_MODEL, resolve_model
+from workers.service.front import Front
 
 CREATED = 1_700_000_000
 CONTEXT = 1024
@@ -71,7 +73,6 @@ class Script:
     groups: tuple[int, ...] = (1,)
     fail: Callable[[str], Fail] | None = None
     fail_after: int = 0
-    breaks_after: int | None = None
     hold_after: int | None = None
     release: Gate = field(default_factory=Gate)
 
@@ -93,6 +94,7 @@ class ScriptedService:
         self.arrived: list[Arrived] = []
         self.open: set[str] = set()
         self.cancelled: list[str] = []
+        self._running: dict[str, asyncio.Future[None]] = {}
         self.changed = threading.Condition()
         self._vocabulary = Vocabulary(tokenizer, self.model.stop_ids)
         self._numbers = itertools.count()
@@ -117,16 +119,22 @@ class ScriptedService:
         with self.changed:
             return self.changed.wait_for(true, timeout_s)
 
-    async def submit(self, arrived: Arrived) -> AsyncIterator[Emit | Finish | Fail]:
+    def submit(self, arrived: Arrived, told: Told) -> None:
+        self._running[arrived.request] = asyncio.ensure_future(self._play(arrived, told))
+
+    def leave(self, request: str) -> None:
+        self._running[request].cancel()
+
+    async def _play(self, arrived: Arrived, told: Told) -> None:
         ended = False
         with self.changed:
             self.arrived.append(arrived)
             self.open.add(arrived.request)
             self.changed.notify_all()
         try:
-            async for action in self._actions(arrived):
+            async for action in self.actions(arrived):
                 ended = ended or not isinstance(action, Emit)
-                yield action
+                told(action)
         finally:
             with self.changed:
                 self.open.discard(arrived.request)
@@ -134,18 +142,16 @@ class ScriptedService:
                     self.cancelled.append(arrived.request)
                 self.changed.notify_all()
 
-    async def _actions(self, arrived: Arrived) -> AsyncIterator[Emit | Finish | Fail]:
+    async def actions(self, arrived: Arrived) -> AsyncIterator[Emit | Finish | Fail]:
         script = self.script
         ids, reason, stop = self._law(arrived, script.ids)
         at = 0
         for size in itertools.chain(script.groups, itertools.repeat(script.groups[-1])):
-            if at > 0 and at in (script.fail_after, script.breaks_after):
+            if at > 0 and at == script.fail_after:
                 await asyncio.sleep(0.02)  # the tokens so far are on the wire
             if script.fail is not None and at >= script.fail_after:
                 yield script.fail(arrived.request)
                 return
-            if script.breaks_after is not None and at >= script.breaks_after:
-                raise ConnectionError("worker at 10.1.2.3:4567 is lost")
             if script.hold_after is not None and at >= script.hold_after:
                 await script.release.wait()
             if at >= len(ids):
@@ -247,9 +253,17 @@ def serving(service: ScriptedService, **options: Any) -> Iterator[Gateway]:
     metrics = Metrics(CollectorRegistry())
     app = create_app(service, metrics=metrics, **options)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    made: list[Front] = []
+    started = threading.Event()
+
+    async def run() -> None:
+        made.append(Front(app, http=Connection))
+        started.set()
+        await made[0].serve(sockets=[listener])
+
+    thread = threading.Thread(target=uvloop.run, args=(run(),))
     thread.start()
+    assert started.wait(10)
     try:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with httpx.Client(base_url=url, timeout=10) as http:
@@ -257,7 +271,7 @@ def serving(service: ScriptedService, **options: Any) -> Iterator[Gateway]:
             yield Gateway(service, metrics, http)
     finally:
         service.script.release.open()
-        server.should_exit = True
+        made[0].should_exit = True
         thread.join(10)
         listener.close()
     assert not thread.is_alive()
@@ -283,7 +297,7 @@ def gateway(shared_gateway: Gateway) -> Gateway:
 
 @pytest.fixture
 def serve() -> Callable[..., Any]:
-    """For gateways with other options: `with serve(service, api_keys=...) as gateway`."""
+    """For gateways with other options: `with serve(service, door=...) as gateway`."""
     return serving
 
 

@@ -48,11 +48,11 @@ def test_several_choices_streamed(gateway, sse):
 
 def test_one_choice_that_fails_ends_them_all(scripted, serve, sse):
     class OneFails(type(scripted)):
-        async def submit(self, arrived: Arrived):
+        async def actions(self, arrived: Arrived):
             if arrived.sampling.seed == 1:
                 yield broken(arrived.request)
                 return
-            async for action in super().submit(arrived):
+            async for action in super().actions(arrived):
                 yield action
 
     service = OneFails(scripted.tokenizer)
@@ -147,8 +147,8 @@ def test_token_ids_and_margins(gateway, sse):
 
 def test_margins_that_no_engine_reported_are_null(scripted, serve):
     class NoMargins(type(scripted)):
-        async def submit(self, arrived: Arrived):
-            async for action in super().submit(arrived):
+        async def actions(self, arrived: Arrived):
+            async for action in super().actions(arrived):
                 if isinstance(action, Emit) and action.start == 1:
                     action = Emit(request=arrived.request, start=1, ids=action.ids)
                 yield action

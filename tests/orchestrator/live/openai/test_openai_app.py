@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.live.openai.border.door import Door
 from orchestrator.live.openai.errors import ApiError
 from orchestrator.live.openai.schemas import ChatRequest, CompletionRequest, read
 from orchestrator.state.events import HandoffMode, Route
@@ -39,7 +40,7 @@ def test_not_ready(gateway):
 
 def test_keys(scripted, serve):
     scripted.says("ok")
-    with serve(scripted, api_keys=frozenset({"first", "sécond"})) as gateway:
+    with serve(scripted, door=Door({"first": "default", "sécond": "default"})) as gateway:
         for headers in (
             {},
             {"authorization": "Bearer wrong"},

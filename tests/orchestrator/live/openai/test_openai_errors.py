@@ -9,6 +9,18 @@ import pytest
 from orchestrator.live.openai.errors import FAILURES, from_fail, scrub
 from orchestrator.state.actions import Fail, Failure
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SCHEMA = "response_format.json_schema.schema"
+
+
+def named(name: str) -> dict:
+    return {"type": "function", "function": {"name": name}}
+
+
+def schema(schema: dict, **more: bool) -> dict:
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **more}}
+
 
 def error_of(response: httpx.Response, status: int) -> dict:
     assert response.status_code == status, response.text
@@ -22,11 +34,31 @@ def error_of(response: httpx.Response, status: int) -> dict:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": named("g")}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": named("f")}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"50": 1}}, "logit_bias"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_tokens"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        ({"response_format": schema({"not": {}}, strict=True)}, SCHEMA),
+        ({"response_format": schema({"$ref": "http://far/away"})}, SCHEMA),
+        ({"response_format": schema({"type": "objekt"})}, SCHEMA),
+        ({"response_format": schema({"enum": ["x" * 300_000]})}, SCHEMA),
+        ({"logit_bias": {"word": 1}}, "logit_bias"),
+        ({"logit_bias": {"50": 101}}, "logit_bias"),
+        ({"logit_bias": {"50": True}}, "logit_bias"),
+        ({"logit_bias": {"49152": 1}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"echo": True}, "echo"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
@@ -78,11 +110,16 @@ def error_of(response: httpx.Response, status: int) -> dict:
         ({"messages": [5]}, "messages[0]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALLED]}]},
+            "messages[0].tool_calls",
+        ),
         ({"messages": [{"role": "user", "content": "x", "mood": "y"}]}, "messages[0].mood"),
         (
             {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0].id",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
@@ -106,7 +143,10 @@ def test_chat_fields_are_refused_by_name(gateway, fields, param):
     [
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"echo": True}, "echo"),
+        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"echo": 1}, "echo"),
+        ({"tools": [TOOL]}, "tools"),
+        ({"response_format": schema({"not": {}}, strict=True)}, SCHEMA),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"prompt": None}, "prompt"),
@@ -252,11 +292,19 @@ def test_every_failure_has_a_status_and_503_says_when_to_come_again():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_service_that_breaks_is_an_internal_error(gateway, script, stream):
-    gateway.service.script = script(ids=(5, 6), breaks_after=0)
-    error = error_of(gateway.chat(stream=stream), 500)
-    assert error["message"] == "internal error"
-    assert gateway.service.cancelled == [gateway.service.arrived[0].request]
+def test_a_service_that_breaks_is_an_internal_error(scripted, serve, stream):
+    class Broken(type(scripted)):
+        def submit(self, arrived, told):
+            raise ConnectionError("worker at 10.1.2.3:4567 is lost")
+
+        def leave(self, request):
+            self.cancelled.append(request)
+
+    service = Broken(scripted.tokenizer)
+    with serve(service) as gateway:
+        error = error_of(gateway.chat(stream=stream), 500)
+        assert error["message"] == "internal error"
+        assert service.cancelled == ["r0"]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from orchestrator.live.openai.template import ChatTemplate
 MESSAGES = [{"role": "user", "content": "hi <b> & 你"}]
 
 
-def render(source, messages=MESSAGES, **special):
+def render(source, messages=MESSAGES, tools=(), **special):
     tokenizer = SimpleNamespace(chat_template=source, special_tokens_map=special)
-    return ChatTemplate(tokenizer).render(messages)
+    return ChatTemplate(tokenizer).render(messages, tools)
 
 
 def test_the_models_own_is_rendered_as_transformers_does(tokenizer):
@@ -34,7 +34,7 @@ def test_what_templates_expect_to_find():
     assert render("{{ strftime_now('%Y') }}").isdecimal()
     assert render("{% generation %}x{% endgeneration %}y") == "xy"
     assert render("{% for m in messages %}{% break %}x{% endfor %}y") == "y"
-    assert render("  {% if tools is defined %}\n x{% endif %}\nz") == "z"
+    assert render("  {% if tools %}\n x{% endif %}\nz{{ tools is none }}") == "zTrue"
     assert render({"default": "d", "tool_use": "t"}) == "d"
 
 
@@ -64,3 +64,71 @@ def test_no_template(source):
     with pytest.raises(ApiError) as caught:
         render(source)
     assert caught.value.code == "no_chat_template"
+
+
+# ---------------------------------------------------------------- tools
+
+TOOLS = [{"type": "function", "function": {"name": "now", "description": "The “time”"}}]
+CALLED = [
+    {"role": "user", "content": "What time is it?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "now", "arguments": {"zone": "é"}}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "noon"},
+]
+KNOWS_TOOLS = (
+    "{% if tools %}{% for t in tools %}[{{ t | tojson }}]{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for c in m.tool_calls %}<{{ c.function.name }} {{ c.function.arguments.zone }}>{% endfor %}"
+    "{% endfor %}"
+)
+KNOWS_NONE = "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
+
+
+def test_a_template_that_takes_tools_has_them_and_the_calls_as_they_are():
+    text = '[{"type": "function", "function": {"name": "now", "description": "The “time”"}}]'
+    calls = "user:What time is it?assistant:<now é>tool:noon"
+    assert render(KNOWS_TOOLS, CALLED, TOOLS) == text + calls
+    assert render(KNOWS_TOOLS, CALLED) == calls
+
+
+def test_the_template_for_tools_is_taken_where_there_are_tools():
+    several = {"default": "d", "tool_use": "{{ tools[0].function.name }}"}
+    assert render(several, tools=TOOLS) == "now"
+    assert render(several) == "d"
+
+
+def test_a_template_without_tools_is_told_in_words():
+    system, user, assistant, tool, rest = render(KNOWS_NONE, CALLED, TOOLS).split("|")
+    assert system.startswith("system:")
+    assert (
+        '{"type": "function", "function": {"name": "now", "description": "The “time”"}}' in system
+    )
+    assert (
+        '<tool_call>\n{"name": "<its name>", "arguments": {<its arguments>}}\n</tool_call>'
+        in system
+    )
+    assert user == "user:What time is it?"
+    assert assistant == (
+        'assistant:<tool_call>\n{"name": "now", "arguments": {"zone": "é"}}\n</tool_call>'
+    )
+    assert tool == "user:<tool_response>\nnoon\n</tool_response>"
+    assert rest == ""
+
+
+def test_words_about_tools_go_after_the_clients_own_system_message():
+    messages = [{"role": "system", "content": "Be brief."}, *MESSAGES]
+    text = render(KNOWS_NONE, messages, TOOLS)
+    assert text.startswith("system:Be brief.\n\nYou can call functions")
+    assert text.count("system:") == 1
+    assert render(KNOWS_NONE, messages) == "system:Be brief.|user:hi <b> & 你|"
+
+
+def test_the_default_models_prompt_tells_of_tools(tokenizer):
+    text = ChatTemplate(tokenizer).render(CALLED, TOOLS)
+    assert text.count('"name": "now"') == 2
+    assert "<tool_response>\nnoon" in text

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from orchestrator.live.openai.text import Detokenizer, StopMatcher, StopWatch, TextStream
+from orchestrator.live.openai.text import (
+    StopMatcher,
+    StopWatch,
+    TextStream,
+    WindowDetokenizer,
+    detokenizer,
+)
 from orchestrator.live.openai.vocabulary import Vocabulary
 
 QUICK = settings(max_examples=150, deadline=None)
@@ -84,8 +90,18 @@ def whole(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
 
 
 def streamed(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[list[str], str]:
-    stream = Detokenizer(vocabulary)
-    return [stream.push(id) for id in ids], stream.finish()
+    """The pieces and the rest; where there is a cheap way, it gives what the general one does."""
+    stream = detokenizer(vocabulary)
+    pieces, rest = [stream.push(id) for id in ids], stream.finish()
+    assert stream.length == len("".join(pieces) + rest)
+    general = WindowDetokenizer(vocabulary)
+    assert "".join(map(general.push, ids)) + general.finish() == "".join(pieces) + rest
+    return pieces, rest
+
+
+def test_only_bytes_that_are_joined_as_they_are_go_the_cheap_way():
+    cheap = {name for name, built in BUILT.items() if Vocabulary(built).joins_bytes}
+    assert cheap == {"byte_level"}
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -144,7 +160,7 @@ def test_characters_split_over_tokens_come_as_soon_as_they_are_whole(tokenizer, 
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert any("\ufffd" in tokenizer.decode([id]) for id in ids)
     raw = b""
-    stream = Detokenizer(vocabulary)
+    stream = detokenizer(vocabulary)
     given_out = ""
     for id in ids:
         raw += vocabulary.name(id).bytes
@@ -162,7 +178,7 @@ def test_endless_broken_bytes_are_given_out_at_bounded_cost():
         ][1]
     )
     ids = [stray] * 1000
-    stream = Detokenizer(Vocabulary(tokenizer))
+    stream = WindowDetokenizer(Vocabulary(tokenizer))
     text = "".join(map(stream.push, ids))
     assert len(text) == 999
     assert len(stream._window) <= 64

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from orchestrator.live.openai.choice import Piece, TokenEntry
+from orchestrator.live.openai.answer.choice import Piece, TokenEntry
 from orchestrator.live.openai.errors import ApiError
 from orchestrator.live.openai.vocabulary import Vocabulary
 
@@ -25,6 +25,10 @@ class Shape(Protocol):
         """The frame before any text; may be empty."""
 
     def delta(self, i: int, piece: Piece) -> bytes: ...
+
+    def text(self, i: int, text: str) -> bytes:
+        """As `delta`, of an answer without logprobs."""
+
     def final(self, i: int, finish_reason: str) -> bytes: ...
     def usage(self, usage: dict[str, int], extension: dict[str, Any] | None) -> bytes: ...
 
@@ -38,7 +42,7 @@ class Shape(Protocol):
 
 
 class _Frames:
-    """`data: {<head>,"choices":[<choice>]<tail>`."""
+    """`data: {<head>,"choices":[<choice>]<tail>`. `around` is what surrounds a choice's text."""
 
     def __init__(self, head: dict[str, Any], include_usage: bool) -> None:
         self._open = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
@@ -46,6 +50,10 @@ class _Frames:
 
     def frame(self, choice: bytes) -> bytes:
         return self._open + choice + self._close
+
+    def around(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+        """A whole frame but for the text in it."""
+        return self._open + before, after + self._close
 
     def usage(self, usage: dict[str, int], extension: dict[str, Any] | None) -> bytes:
         rest = {"usage": usage} | ({} if extension is None else {"pdd": extension})
@@ -73,6 +81,7 @@ class ChatShape:
         id: str,
         created: int,
         model: str,
+        choices: int,
         include_usage: bool,
         logprobs: bool,
         vocabulary: Vocabulary,
@@ -80,6 +89,12 @@ class ChatShape:
         head = {"id": f"chatcmpl-{id}", "created": created, "model": model}
         self._head = head | {"object": "chat.completion"}
         self._frames = _Frames(head | {"object": "chat.completion.chunk"}, include_usage)
+        self._around = [
+            self._frames.around(
+                b'{"index":%d,"delta":{"content":' % i, b'},"logprobs":null,"finish_reason":null}'
+            )
+            for i in range(choices)
+        ]
         self._with_logprobs = logprobs
         self._vocabulary = vocabulary
 
@@ -88,6 +103,10 @@ class ChatShape:
             b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,'
             b'"finish_reason":null}' % i
         )
+
+    def text(self, i: int, text: str) -> bytes:
+        before, after = self._around[i]
+        return before + orjson.dumps(text) + after
 
     def delta(self, i: int, piece: Piece) -> bytes:
         return self._frames.frame(
@@ -145,6 +164,7 @@ class CompletionShape:
         id: str,
         created: int,
         model: str,
+        choices: int,
         include_usage: bool,
         logprobs: bool,
         vocabulary: Vocabulary,
@@ -156,11 +176,21 @@ class CompletionShape:
             "model": model,
         }
         self._frames = _Frames(self._head, include_usage)
+        self._around = [
+            self._frames.around(
+                b'{"index":%d,"text":' % i, b',"logprobs":null,"finish_reason":null}'
+            )
+            for i in range(choices)
+        ]
         self._with_logprobs = logprobs
         self._vocabulary = vocabulary
 
     def opening(self, i: int) -> bytes:
         return b""
+
+    def text(self, i: int, text: str) -> bytes:
+        before, after = self._around[i]
+        return before + orjson.dumps(text) + after
 
     def delta(self, i: int, piece: Piece) -> bytes:
         return self._frames.frame(

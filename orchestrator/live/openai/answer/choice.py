@@ -38,24 +38,23 @@ class Choice:
     def __init__(self, arrived: Arrived, vocabulary: Vocabulary) -> None:
         self._text = TextStream(vocabulary, arrived.stop_strings)
         self._stop_ids = frozenset(arrived.stop_ids)
-        self._wants_logprobs = arrived.sampling.logprobs is not None
+        self.wants_logprobs = arrived.sampling.logprobs is not None
         self._waiting: list[TokenEntry] = []  # whose text is held back
         self._ids: list[int] = []
         self._margins: list[float] | None = []
         self.finish: Finish | None = None
 
+    def text(self, emit: Emit) -> str:
+        """The text that these tokens make certain, without logprobs. Raises OutOfOrder."""
+        self._take(emit)
+        return self._text.push(emit.ids)
+
     def emit(self, emit: Emit) -> Piece | None:
-        """The piece that these tokens make certain, if any. Raises OutOfOrder."""
-        if emit.start != len(self._ids):
-            raise OutOfOrder(f"token {emit.start} came where {len(self._ids)} was expected")
-        self._ids.extend(emit.ids)
-        if emit.margins is None:
-            self._margins = None
-        elif self._margins is not None:
-            self._margins.extend(emit.margins)
-        if not self._wants_logprobs:
-            text = self._text.push(emit.ids)
+        """The same, with logprobs if they are wanted; None while no text is certain."""
+        if not self.wants_logprobs:
+            text = self.text(emit)
             return Piece(text=text, entries=()) if text else None
+        self._take(emit)
         if emit.logprobs is None or len(emit.logprobs) != len(emit.ids):
             raise OutOfOrder("logprobs were asked for and did not come with the tokens")
         text = ""
@@ -72,9 +71,25 @@ class Choice:
         text = self._text.finish()
         return self._piece(text) if text or self._waiting else None
 
+    def _take(self, emit: Emit) -> None:
+        if emit.start != len(self._ids):
+            raise OutOfOrder(f"token {emit.start} came where {len(self._ids)} was expected")
+        self._ids.extend(emit.ids)
+        if emit.margins is None:
+            self._margins = None
+        elif self._margins is not None:
+            self._margins.extend(emit.margins)
+
     def _piece(self, text: str) -> Piece:
         entries, self._waiting = tuple(self._waiting), []
         return Piece(text=text, entries=entries)
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, in OpenAI's words. Needs `finish`."""
+        if self.finish is None:
+            raise ValueError("the choice has not ended")
+        return self.finish.reason
 
     @property
     def completion_tokens(self) -> int:

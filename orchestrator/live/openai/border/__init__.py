@@ -1,0 +1,1 @@
+"""What stands between any client and the endpoints: limits, keys, rates, ids."""
