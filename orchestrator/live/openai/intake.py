@@ -1,6 +1,6 @@
 """From a request body to the core's `Arrived` events, one per choice."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,15 @@ from orchestrator.live.openai.schemas import (
     ChatRequest,
     Common,
     CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    TokenizeRequest,
     read,
 )
 from orchestrator.live.openai.service import ModelCard
 from orchestrator.live.openai.template import ChatTemplate
+from orchestrator.live.openai.tools.schemas import Tool
+from orchestrator.live.openai.tools.wanted import wanted_grammar
 from orchestrator.live.openai.vocabulary import Vocabulary
 from orchestrator.state.events import Arrived, HandoffMode, Route
 from workers.api.messages import Sampling
@@ -34,19 +39,26 @@ class Extension:
 class Plan:
     """A request ready to be submitted: one `Arrived` per choice, in the order of their indices.
 
-    `prompt_tokens` counts each prompt once, however many choices it has.
+    `prompt_tokens` counts each prompt once, however many choices it has. `reads_calls`: tool calls
+    are to be told from text. `echoes`: per choice, what stands before its text; empty: nothing.
     """
 
     arrivals: tuple[Arrived, ...]
     prompt_tokens: int
     stream: bool
     include_usage: bool
+    continuous_usage: bool
+    reads_calls: bool
+    echoes: tuple[str, ...]
     extension: Extension | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A request that was read and tokenised. `where` and `limit_name` are its fields' names."""
+    """A request that was read and tokenised. `where` and `limit_name` are its fields' names.
+
+    `grammar` is what the answer must keep to, and `grammar_name` the field that asks for it.
+    """
 
     request: Common
     prompts: tuple[tuple[int, ...], ...]
@@ -54,6 +66,10 @@ class Prepared:
     max_tokens: int | None
     limit_name: str
     logprobs: int | None
+    grammar: str | None
+    grammar_name: str
+    reads_calls: bool = False
+    echoes: tuple[str, ...] = ()
 
 
 class Intake:
@@ -78,12 +94,14 @@ class Intake:
             )
         if request.top_logprobs is not None and not request.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs: true", param="top_logprobs")
-        messages = [
-            # OpenAI's newer name for the system role; no open model's template knows it.
-            m.model_dump(exclude_none=True) | ({"role": "system"} if m.role == "developer" else {})
-            for m in request.messages
-        ]
-        text = self._template.render(messages)
+        tools = () if request.tool_choice == "none" else request.tools
+        grammar = wanted_grammar(
+            request.response_format,
+            tools,
+            request.tool_choice,
+            several=request.parallel_tool_calls,
+        )
+        text = self._render(request.messages, tools)
         return Prepared(
             request=request,
             prompts=(self._vocabulary.encode(text, add_special_tokens=False),),
@@ -93,20 +111,69 @@ class Intake:
                 "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
             ),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            grammar=grammar,
+            grammar_name="response_format" if not tools else "tools",
+            reads_calls=bool(tools),
         )
 
     def completion(self, body: Any) -> Prepared:
         """Read and tokenise. Raises ApiError 400 or 404."""
         request = read(CompletionRequest, body)
         self._check_model(request.model)
+        if request.echo and request.logprobs is not None:
+            raise ApiError(
+                400,
+                "logprobs: not with echo, the engines do not give those of a prompt",
+                param="logprobs",
+                code="unsupported_parameter",
+            )
+        prompts = tuple(map(self._prompt, request.prompt))
         return Prepared(
             request=request,
-            prompts=tuple(map(self._prompt, request.prompt)),
+            prompts=prompts,
             where="prompt",
             max_tokens=request.max_tokens,
             limit_name="max_tokens",
             logprobs=request.logprobs,
+            grammar=wanted_grammar(request.response_format),
+            grammar_name="response_format",
+            echoes=tuple(
+                prompt if isinstance(prompt, str) else self._vocabulary.spell(prompt)
+                for prompt in request.prompt
+            )
+            if request.echo
+            else (),
         )
+
+    def tokenize(self, body: Any) -> dict[str, Any]:
+        """What a text or a chat becomes, in vLLM's shape. Raises ApiError 400 or 404."""
+        request = read(TokenizeRequest, body)
+        if request.model is not None:
+            self._check_model(request.model)
+        if request.messages is None:
+            text, special = request.prompt or "", request.add_special_tokens is not False
+        else:
+            text = self._render(
+                request.messages, request.tools, add_generation_prompt=request.add_generation_prompt
+            )
+            special = request.add_special_tokens is True
+        ids = self._vocabulary.encode(text, add_special_tokens=special)
+        return {
+            "count": len(ids),
+            "max_model_len": self._model.max_context,
+            "tokens": ids,
+            "token_strs": (
+                [self._vocabulary.token(id) for id in ids] if request.return_token_strs else None
+            ),
+        }
+
+    def detokenize(self, body: Any) -> dict[str, Any]:
+        """The text of token ids, special ones too, in vLLM's shape. Raises ApiError 400 or 404."""
+        request = read(DetokenizeRequest, body)
+        if request.model is not None:
+            self._check_model(request.model)
+        self._check_ids(request.tokens, "tokens")
+        return {"prompt": self._vocabulary.spell(request.tokens)}
 
     def plan(
         self,
@@ -120,6 +187,8 @@ class Intake:
         request = prepared.request
         if request.stream_options is not None and not request.stream:
             raise ApiError(400, "stream_options: needs stream: true", param="stream_options")
+        self._check_ids(request.logit_bias, "logit_bias")
+        _check_grammar(prepared)
         choices = len(prepared.prompts) * request.n
         if choices > MAX_CHOICES:
             raise ApiError(
@@ -142,7 +211,7 @@ class Intake:
                 min_tokens=request.min_tokens,
                 stop_ids=() if request.ignore_eos else self._model.stop_ids,
                 stop_strings=request.stop,
-                sampling=_sampling(request, (seed + nth) % (2 * INT64), prepared.logprobs),
+                sampling=_sampling(prepared, (seed + nth) % (2 * INT64)),
                 cache_salt=request.cache_salt,
                 weight=request.pdd_weight,
                 route=None if request.pdd_route == "auto" else Route(request.pdd_route),
@@ -157,6 +226,9 @@ class Intake:
             prompt_tokens=sum(map(len, prepared.prompts)),
             stream=request.stream,
             include_usage=extension is not None or (options is not None and options.include_usage),
+            continuous_usage=options is not None and options.continuous_usage_stats,
+            reads_calls=prepared.reads_calls,
+            echoes=tuple(echo for echo in prepared.echoes for _ in range(request.n)),
             extension=extension,
         )
 
@@ -167,15 +239,30 @@ class Intake:
     def _prompt(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return self._vocabulary.encode(prompt, add_special_tokens=True)
+        self._check_ids(prompt, "prompt")
+        return prompt
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], **how: bool) -> str:
+        told = [
+            # OpenAI's newer name for the system role; no open model's template knows it.
+            m.model_dump(exclude_none=True)
+            | ({"role": "system"} if m.role == "developer" else {})
+            | ({"content": ""} if m.content is None else {})
+            for m in messages
+        ]
+        return self._template.render(
+            told, [t.model_dump(exclude_none=True, exclude_unset=True) for t in tools], **how
+        )
+
+    def _check_ids(self, ids: Iterable[int], where: str) -> None:
         size = self._model.vocab_size
-        for id in prompt:
+        for id in ids:
             if not 0 <= id < size:
                 raise ApiError(
                     400,
-                    f"prompt: token id {id} is outside the vocabulary (0 to {size - 1})",
-                    param="prompt",
+                    f"{where}: token id {id} is outside the vocabulary (0 to {size - 1})",
+                    param=where,
                 )
-        return prompt
 
     def _limit(self, prompt: int, prepared: Prepared) -> int:
         """Output tokens that a prompt of `prompt` tokens may get. Raises ApiError 400."""
@@ -217,7 +304,8 @@ def unknown_model(name: str) -> ApiError:
     )
 
 
-def _sampling(request: Common, seed: int, logprobs: int | None) -> Sampling:
+def _sampling(prepared: Prepared, seed: int) -> Sampling:
+    request = prepared.request
     return Sampling(
         temperature=request.temperature,
         top_p=request.top_p,
@@ -226,10 +314,20 @@ def _sampling(request: Common, seed: int, logprobs: int | None) -> Sampling:
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=request.repetition_penalty,
+        logit_bias=tuple(sorted(request.logit_bias.items())),
+        grammar=prepared.grammar,
         seed=seed,
-        logprobs=logprobs,
+        logprobs=prepared.logprobs,
         margins=request.pdd_margins,
     )
+
+
+def _check_grammar(prepared: Prepared) -> None:
+    """A grammar says itself where the text may end. Raises ApiError 400."""
+    request = prepared.request
+    for field, given in (("ignore_eos", request.ignore_eos), ("min_tokens", request.min_tokens)):
+        if given and prepared.grammar is not None:
+            raise ApiError(400, f"{field}: not together with {prepared.grammar_name}", param=field)
 
 
 def _extension(request: Common, headers: Mapping[str, str], choices: int) -> Extension | None:

@@ -1,39 +1,54 @@
 """Request bodies: what is understood, with its bounds, and what is refused by name.
 
-Nothing is ignored in silence. A field whose given value asks for nothing (`tools: []`,
-`response_format: {"type": "text"}`, null) passes. Labels that cannot change an answer (`user`,
-`metadata`, `safety_identifier`, `prompt_cache_key`, `parallel_tool_calls`) pass and have no
-effect. Every other field is refused with 400 and its name, unknown ones with the nearest known.
-Fields beyond OpenAI's: top_k, min_p, repetition_penalty, min_tokens, ignore_eos, cache_salt, and
-the `pdd_` ones.
+Nothing is ignored in silence. A field whose given value asks for nothing (`functions: []`,
+`best_of: 1`, null) passes. Labels that cannot change an answer (`user`, `metadata`,
+`safety_identifier`, `prompt_cache_key`) pass and have no effect. Every other field is refused
+with 400 and its name, unknown ones with the nearest known. Fields beyond OpenAI's: top_k, min_p,
+repetition_penalty, min_tokens, ignore_eos, cache_salt, and the `pdd_` ones.
 """
 
 import difflib
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from orchestrator.live.openai.errors import ApiError
+from orchestrator.live.openai.tools.schemas import (
+    NamedTool,
+    ResponseFormat,
+    Strict,
+    Tool,
+    ToolCall,
+    check_choice,
+)
 
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_STOPS = 4
 MAX_WEIGHT = 100
+MAX_BIASES = 1024
+MAX_BIAS = 100
+MAX_TOOLS = 128
 INT64 = 2**63
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+class StreamOptions(Strict):
+    """`continuous_usage_stats`: every chunk tells the usage so far."""
 
-
-class StreamOptions(_Strict):
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class Common(_Strict):
+class Common(Strict):
     """What both endpoints take. `temperature` defaults to OpenAI's 1; 0 is greedy.
 
     `min_tokens` holds back end-of-text, not stop strings. `seed` of choice i is seed + i.
@@ -50,6 +65,8 @@ class Common(_Strict):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    logit_bias: dict[int, float] = Field(default_factory=dict)
+    response_format: ResponseFormat | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     stop: tuple[str, ...] = ()
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
@@ -75,18 +92,52 @@ class Common(_Strict):
             raise PydanticCustomError("stop", "a stop string must not be empty")
         return tuple(stops)
 
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _logit_bias(cls, value: Any) -> dict[int, float]:
+        if not isinstance(value, dict) or len(value) > MAX_BIASES:
+            raise PydanticCustomError(
+                "logit_bias", f"must be an object of at most {MAX_BIASES} biases by token id"
+            )
+        for id, bias in value.items():
+            if not id.isdecimal():
+                raise PydanticCustomError("logit_bias", f"a token id is a number, got {id[:20]!r}")
+            if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise PydanticCustomError(
+                    "logit_bias", f"a bias is a number from -{MAX_BIAS} to {MAX_BIAS}"
+                )
+        return {int(id): float(bias) for id, bias in value.items()}
+
     @field_validator("top_k")
     @classmethod
     def _top_k(cls, value: int | None) -> int | None:
         return None if value in (0, -1) else value  # both mean "off" elsewhere
 
 
-class Message(_Strict):
+class Message(Strict):
     """`content` of several text parts is joined with newlines."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _by_role(self) -> Self:
+        wanted = {
+            "content": self.content is not None or bool(self.tool_calls),
+            "tool_calls": not self.tool_calls or self.role == "assistant",
+            "tool_call_id": (self.tool_call_id is not None) == (self.role == "tool"),
+        }
+        wrong = [field for field, right in wanted.items() if not right]
+        if wrong:
+            given = getattr(self, wrong[0]) is not None
+            what = "does not belong in" if given else "is missing in"
+            raise PydanticCustomError(
+                "role", f"{what} a message of role {self.role}", {"field": wrong[0]}
+            )
+        return self
 
     @field_validator("content", mode="before")
     @classmethod
@@ -109,16 +160,27 @@ def _part_text(part: Any) -> str:
 
 
 class ChatRequest(Common):
+    """`tool_choice` defaults to auto where there are tools."""
+
     messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _tool_choice(cls, value: Any) -> Any:
+        return check_choice(value)
 
 
 class CompletionRequest(Common):
     """`prompt` is one prompt or up to 16, each a string or a list of token ids."""
 
     prompt: tuple[str | tuple[int, ...], ...]
+    echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @field_validator("prompt", mode="before")
@@ -137,7 +199,38 @@ class CompletionRequest(Common):
         return tuple(p if isinstance(p, str) else tuple(p) for p in value)
 
 
-Body = TypeVar("Body", ChatRequest, CompletionRequest)
+class TokenizeRequest(Strict):
+    """vLLM's: either `prompt`, or `messages` as the chat endpoint's template renders them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: Literal[False] = False
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("prompt", "give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = None
+    tokens: tuple[int, ...]
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _tokens(cls, value: Any) -> tuple[int, ...]:
+        if value != [] and not _is_ids(value):
+            raise PydanticCustomError("tokens", "must be a list of token ids")
+        return tuple(value)
+
+
+Body = TypeVar("Body", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 
 
 def _is_ids(value: Any) -> bool:
@@ -146,9 +239,7 @@ def _is_ids(value: Any) -> bool:
 
 # ------------------------------------------------------------ fields with nothing behind them
 
-_LABELS = frozenset(
-    {"user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
-)
+_LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 
 
 def _one_of(*values: Any) -> Callable[[Any], bool]:
@@ -160,8 +251,7 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "tool_choice": _one_of("none", "auto"),
     "functions": _one_of([]),
     "function_call": _one_of("none", "auto"),
-    "response_format": _one_of({"type": "text"}),
-    "logit_bias": _one_of({}),
+    "parallel_tool_calls": _one_of(True, False),
     "modalities": _one_of(["text"]),
     "audio": _one_of(),
     "prediction": _one_of(),
@@ -178,7 +268,6 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "echo": _one_of(False),
 }
 _NEUTRAL_IN_MESSAGE: dict[str, Callable[[Any], bool]] = {
-    "tool_calls": _one_of([]),
     "function_call": _one_of(),
     "refusal": _one_of(),
     "audio": _one_of(),
@@ -212,7 +301,8 @@ def read(schema: type[Body], body: Any) -> Body:
     """A request body that may be served. Raises ApiError 400 naming the field."""
     if not isinstance(body, dict):
         raise ApiError(400, "the request body must be a JSON object")
-    fields = _without_neutral(body, _NEUTRAL, "")
+    known = schema.model_fields.keys()
+    fields = _without_neutral(body, {k: v for k, v in _NEUTRAL.items() if k not in known}, "")
     for label in _LABELS:
         fields.pop(label, None)
     messages = fields.get("messages")
@@ -229,10 +319,12 @@ def read(schema: type[Body], body: Any) -> Body:
         raise _from_validation(schema, error.errors(include_url=False)[0]) from error
 
 
-def _from_validation(schema: type[Common], detail: ErrorDetails) -> ApiError:
+def _from_validation(schema: type[BaseModel], detail: ErrorDetails) -> ApiError:
     param = ""
     for part in detail["loc"]:
         param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
+    if (field := detail.get("ctx", {}).get("field")) is not None:
+        param += f".{field}"  # of a message whose role says what belongs in it
     what = detail["msg"][:1].lower() + detail["msg"][1:]
     code = None
     if detail["type"] == "extra_forbidden":

@@ -4,15 +4,16 @@ import json
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from orchestrator.live.openai.errors import ApiError
+from orchestrator.live.openai.errors import ApiError, scrub
 from orchestrator.live.openai.service import Tokenizer
+from orchestrator.live.openai.tools.told import told_in_words
 
 RENDER_SECONDS = 5.0
 RENDER_CHARS = 16 << 20
@@ -28,44 +29,74 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Template(NamedTuple):
+    text: Template
+    takes_tools: bool
+
+
 class ChatTemplate:
-    """A tokenizer's template, compiled once. A tokenizer without one: `render` raises."""
+    """A tokenizer's template, compiled once. A tokenizer without one: `render` raises.
+
+    Where there are several by name, `tool_use` is the one for tools.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         source = tokenizer.chat_template
-        if isinstance(source, dict):
-            source = source.get("default")
+        named = source if isinstance(source, dict) else {"default": source}
         self._special = tokenizer.special_tokens_map
-        self._template = _environment().from_string(source) if source else None
+        self._default = _compiled(named.get("default"))
+        self._for_tools = _compiled(named.get("tool_use")) or self._default
 
-    def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The prompt for the assistant's next turn.
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt for the assistant's next turn; `tools` as clients describe them.
 
         Raises ApiError 400 when the template refuses the messages, and when there is none.
         """
-        if self._template is None:
+        template = self._for_tools if tools else self._default
+        if template is None:
             raise ApiError(
                 400,
                 "this model has no chat template; use /v1/completions",
                 param="messages",
                 code="no_chat_template",
             )
+        if not template.takes_tools:
+            messages, tools = told_in_words(messages, tools), ()
+        values = self._special | {
+            "messages": messages,
+            "tools": list(tools) or None,  # what templates expect where there are none
+            "add_generation_prompt": add_generation_prompt,
+        }
         until = time.monotonic() + RENDER_SECONDS
         pieces: list[str] = []
         size = 0
         try:
-            for piece in self._template.generate(
-                self._special, messages=messages, add_generation_prompt=True
-            ):
+            for piece in template.text.generate(values):
                 pieces.append(piece)
                 size += len(piece)
                 if size > RENDER_CHARS or time.monotonic() > until:
                     raise TemplateError("the rendered prompt is too large")
         except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ApiError(
-                400, f"messages: the model's chat template refuses them: {error}", param="messages"
+                400,
+                f"messages: the model's chat template refuses them: {scrub(str(error))}",
+                param="messages",
             ) from error
         return "".join(pieces)
+
+
+def _compiled(source: str | None) -> _Template | None:
+    if not source:
+        return None
+    environment = _environment()
+    names = meta.find_undeclared_variables(environment.parse(source))
+    return _Template(environment.from_string(source), "tools" in names)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
