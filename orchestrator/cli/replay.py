@@ -1,8 +1,11 @@
 """`pdd replay FILE|NAME`: what users would feel of a deployment, and what it would cost."""
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -77,7 +80,9 @@ def replay(
     summaries = [summarise(run, scenario.goal) for run in runs]
     what = about(scenario, workload)
     if html is not None:
-        write_html(html, runs, scenario.goal, what)
+        given = _given(file, policy, requests, trace, rate, seed, html)
+        made = (("version", version("pdd-orchestrator")), ("command", shlex.join(given)))
+        write_html(html, runs, scenario.goal, replace(what, facts=what.facts + made))
         tell(f"{html}: {html.stat().st_size / 1e6:.1f} MB, to be opened in a browser")
     if output is Format.JSON:
         told = record(summaries, scenario.goal, what)
@@ -86,6 +91,25 @@ def replay(
         console = Console()
         console.print(what.title, markup=False, highlight=False)
         console.print(table(summaries, scenario.goal))
+
+
+def _given(
+    file: str,
+    policies: Sequence[str] | None,
+    requests: int | None,
+    trace: Path | None,
+    rate: float | None,
+    seed: int | None,
+    html: Path,
+) -> Iterator[str]:
+    """The command that writes the page again: what changes no figure in it is left out."""
+    yield from ("pdd", "replay", file)
+    for name in policies or ():
+        yield from ("--policy", name)
+    options = {"requests": requests, "trace": trace, "rate": rate, "seed": seed, "html": html}
+    for option, value in options.items():
+        if value is not None:
+            yield from (f"--{option}", f"{value}")
 
 
 def _changed(

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from orchestrator.cli.main import run
 from orchestrator.replay.scenario.load import scenario_names
+from tests.orchestrator.replay.report.test_report_page import embedded
 
 SMALL = """\
 topology: laptop-simulated
@@ -72,6 +75,28 @@ def test_what_the_command_line_changes(
     found = replayed(capsys, file, "--trace", trace)
     assert [policy["requests"] for policy in found["policies"]] == [1, 1]
     assert [line["number"] for line in found["bad_lines"]] == [2]
+
+
+def test_a_page_says_how_it_was_made(
+    capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "my report.html"
+    arguments = [file, "--policy", "far", "--requests", 12, "--seed", 7, "--html", page]
+    assert run(["replay", *map(str, arguments)]) == 0
+    told = capsys.readouterr()
+    assert f"{page}: " in told.err
+    found = embedded(page.read_text("utf-8"))
+    facts = dict(found["facts"])
+    assert facts["seed"] == "7"
+    assert facts["version"] == version("pdd-orchestrator")
+    command = shlex.split(facts["command"])
+    assert command == ["pdd", "replay", *map(str, arguments)]
+    assert [policy["requests"] for policy in found["policies"]] == [12]
+    # The command writes it again, to the last byte.
+    before = page.read_bytes()
+    page.unlink()
+    assert run(command[1:]) == 0
+    assert page.read_bytes() == before
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path) -> None:
