@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from starlette.applications import Starlette
@@ -29,6 +29,8 @@ from orchestrator.live.openai.template import ChatTemplate
 from orchestrator.live.openai.vocabulary import Vocabulary
 from orchestrator.metrics.exposition import Metrics
 
+T = TypeVar("T")
+
 VERSION = version("pdd-orchestrator")
 BODY_BASE = 1 << 20
 BODY_PER_TOKEN = 32  # bytes of JSON that a token of context may take
@@ -39,6 +41,7 @@ CORS: dict[str, Any] = {
     "expose_headers": ["x-request-id", "retry-after"],
 }
 INLINE_BODY = 32 << 10  # a larger prompt is tokenised in a thread, so that streams go on
+SLOW_WORDS = (b'"tools"', b'"json_schema"')  # so is what becomes a grammar
 
 
 def create_app(
@@ -65,11 +68,7 @@ def create_app(
         prepare: Callable[[Any], Prepared],
         shape_of: type[ChatShape] | type[CompletionShape],
     ) -> Response:
-        body = await _read_body(request, body_limit)
-        if len(body) > INLINE_BODY:
-            prepared = await asyncio.to_thread(lambda: prepare(_parse(body)))
-        else:
-            prepared = prepare(_parse(body))
+        prepared = await _prepared(await _read_body(request, body_limit), prepare)
         plan = intake.plan(
             prepared,
             request.headers,
@@ -103,6 +102,12 @@ def create_app(
     async def completions(request: Request) -> Response:
         return await answer(request, intake.completion, CompletionShape)
 
+    async def tokenize(request: Request) -> Response:
+        return _json(await _prepared(await _read_body(request, body_limit), intake.tokenize))
+
+    async def detokenize(request: Request) -> Response:
+        return _json(await _prepared(await _read_body(request, body_limit), intake.detokenize))
+
     async def models(request: Request) -> Response:
         return _json({"object": "list", "data": [_card(service.model)]})
 
@@ -134,6 +139,8 @@ def create_app(
         routes=[
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/health", health),
@@ -190,6 +197,13 @@ async def _read_body(request: Request, limit: int) -> bytes:
 
 def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"the request body is larger than {limit} bytes", code="request_too_large")
+
+
+async def _prepared(body: bytes, prepare: Callable[[Any], T]) -> T:
+    """What `prepare` makes of the body; in a thread where it may take long. Raises ApiError."""
+    if len(body) > INLINE_BODY or any(word in body for word in SLOW_WORDS):
+        return await asyncio.to_thread(lambda: prepare(_parse(body)))
+    return prepare(_parse(body))
 
 
 def _parse(body: bytes) -> Any:

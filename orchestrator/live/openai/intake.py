@@ -13,6 +13,7 @@ from orchestrator.live.openai.schemas import (
     CompletionRequest,
     DetokenizeRequest,
     Message,
+    StreamOptions,
     TokenizeRequest,
     read,
 )
@@ -51,6 +52,14 @@ class Plan:
     reads_calls: bool
     echoes: tuple[str, ...]
     extension: Extension | None
+
+    def usage(self, completion: int) -> dict[str, int]:
+        """OpenAI's account of so many completion tokens."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self.prompt_tokens + completion,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,13 +229,14 @@ class Intake:
             for prompt, limit in zip(prepared.prompts, limits, strict=True)
             for nth in range(request.n)
         )
-        options = request.stream_options
+        options = request.stream_options or StreamOptions()
+        continuous = options.continuous_usage_stats
         return Plan(
             arrivals=arrivals,
             prompt_tokens=sum(map(len, prepared.prompts)),
             stream=request.stream,
-            include_usage=extension is not None or (options is not None and options.include_usage),
-            continuous_usage=options is not None and options.continuous_usage_stats,
+            include_usage=extension is not None or options.include_usage or continuous,
+            continuous_usage=continuous,
             reads_calls=prepared.reads_calls,
             echoes=tuple(echo for echo in prepared.echoes for _ in range(request.n)),
             extension=extension,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -66,7 +67,10 @@ class Answer(Response):
         self._shape = shape
         self._service = service
         self._patience = patience
-        self._choices = [Choice(arrived, vocabulary) for arrived in plan.arrivals]
+        self._choices = [
+            Choice(arrived, vocabulary, reads_calls=plan.reads_calls, echo=echo)
+            for arrived, echo in zip_longest(plan.arrivals, plan.echoes, fillvalue="")
+        ]
         now = time.perf_counter()
         self._meters = [metrics.arrived(len(a.prompt_ids), now) for a in plan.arrivals]
         self._pieces: list[list[Piece]] = [[] for _ in plan.arrivals]  # of an answer told whole
@@ -132,7 +136,7 @@ class Answer(Response):
     def _tell(self, i: int, choice: Choice, action: Emit | Finish) -> None:
         """Write what is new."""
         if isinstance(action, Emit):
-            if not choice.wants_logprobs:
+            if choice.plain:
                 text = choice.text(action)
                 self._write(self._shape.text(i, text) if text else b"")
                 return
@@ -141,7 +145,7 @@ class Answer(Response):
             return
         piece = choice.end(action)
         last = b"" if piece is None else self._shape.delta(i, piece)
-        self._write(last + self._shape.final(i, action.reason))
+        self._write(last + self._shape.final(i, choice.reason))
         self._ended()
 
     def _keep(self, i: int, choice: Choice, action: Emit | Finish) -> None:
@@ -153,6 +157,8 @@ class Answer(Response):
             self._ended()
 
     def _write(self, frames: bytes) -> None:
+        if self._plan.continuous_usage:
+            frames = self._shape.counted(frames, self._usage())
         if self._connection is None:
             self._early.append(frames)
             self._moved.set()
@@ -184,6 +190,8 @@ class Answer(Response):
         await send(_start(STREAM_HEADERS))
         self._connection = connection
         opening = b"".join(self._shape.opening(i) for i in range(len(self._choices)))
+        if self._plan.continuous_usage:
+            opening = self._shape.counted(opening, self._plan.usage(0))
         if early := opening + b"".join(self._early):
             connection.write(early)
         idle = _Idle(self._patience.keep_alive_s, self._keep_alive)
@@ -224,12 +232,7 @@ class Answer(Response):
     # ------------------------------------------------------------------ both
 
     def _usage(self) -> dict[str, int]:
-        completion = sum(choice.completion_tokens for choice in self._choices)
-        return {
-            "prompt_tokens": self._plan.prompt_tokens,
-            "completion_tokens": completion,
-            "total_tokens": self._plan.prompt_tokens + completion,
-        }
+        return self._plan.usage(sum(choice.completion_tokens for choice in self._choices))
 
     def _extension(self) -> dict[str, object] | None:
         if self._plan.extension is None:
@@ -256,6 +259,7 @@ class _Idle:
 def _joined(pieces: Sequence[Piece]) -> Piece:
     return Piece(
         text="".join(piece.text for piece in pieces),
+        calls=tuple(call for piece in pieces for call in piece.calls),
         entries=tuple(entry for piece in pieces for entry in piece.entries),
     )
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from orchestrator.live.openai.intake import Extension
 from orchestrator.live.openai.text import TextStream
+from orchestrator.live.openai.tools.calls import CallDelta, CallReader
 from orchestrator.live.openai.vocabulary import Vocabulary
-from orchestrator.state.actions import Emit, Finish, Summary
+from orchestrator.state.actions import Emit, Finish, FinishReason, Summary
 from orchestrator.state.events import Arrived
 from workers.api.messages import TokenLogprobs
 
@@ -22,10 +23,11 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What a chunk carries: new text and the tokens it is made of (empty without logprobs)."""
+    """What a chunk carries: new text and calls, the tokens made of (empty without logprobs)."""
 
     text: str
-    entries: tuple[TokenEntry, ...]
+    calls: tuple[CallDelta, ...] = ()
+    entries: tuple[TokenEntry, ...] = ()
 
 
 class OutOfOrder(Exception):
@@ -33,12 +35,20 @@ class OutOfOrder(Exception):
 
 
 class Choice:
-    """Text, logprobs and the extension's lists; the same however tokens were grouped."""
+    """Text, logprobs and the extension's lists; the same however tokens were grouped.
 
-    def __init__(self, arrived: Arrived, vocabulary: Vocabulary) -> None:
+    `reads_calls`: tool calls are told from text. `echo` stands before the text.
+    """
+
+    def __init__(
+        self, arrived: Arrived, vocabulary: Vocabulary, *, reads_calls: bool, echo: str
+    ) -> None:
         self._text = TextStream(vocabulary, arrived.stop_strings)
+        self._calls = CallReader(arrived.request) if reads_calls else None
+        self._echo = echo  # until it is told
         self._stop_ids = frozenset(arrived.stop_ids)
         self.wants_logprobs = arrived.sampling.logprobs is not None
+        self.plain = not self.wants_logprobs and not reads_calls  # nothing but text to tell
         self._waiting: list[TokenEntry] = []  # whose text is held back
         self._ids: list[int] = []
         self._margins: list[float] | None = []
@@ -47,13 +57,15 @@ class Choice:
     def text(self, emit: Emit) -> str:
         """The text that these tokens make certain, without logprobs. Raises OutOfOrder."""
         self._take(emit)
-        return self._text.push(emit.ids)
+        text = self._text.push(emit.ids)
+        if self._echo:
+            text, self._echo = self._echo + text, ""
+        return text
 
     def emit(self, emit: Emit) -> Piece | None:
-        """The same, with logprobs if they are wanted; None while no text is certain."""
+        """The same, with calls and logprobs if they are wanted; None while nothing is certain."""
         if not self.wants_logprobs:
-            text = self.text(emit)
-            return Piece(text=text, entries=()) if text else None
+            return self._piece(self.text(emit))
         self._take(emit)
         if emit.logprobs is None or len(emit.logprobs) != len(emit.ids):
             raise OutOfOrder("logprobs were asked for and did not come with the tokens")
@@ -63,13 +75,19 @@ class Choice:
                 offset = self._text.length
                 self._waiting.append(TokenEntry(id=id, logprobs=logprobs, offset=offset))
             text += self._text.push((id,))
-        return self._piece(text) if text else None
+        return self._piece(text)
 
     def end(self, finish: Finish) -> Piece | None:
         """The last piece: what was held back."""
         self.finish = finish
-        text = self._text.finish()
-        return self._piece(text) if text or self._waiting else None
+        text, self._echo = self._echo + self._text.finish(), ""
+        calls: tuple[CallDelta, ...] = ()
+        if self._calls is not None:
+            said, rest = self._calls.push(text), self._calls.finish()
+            text, calls = said.text + rest.text, said.calls + rest.calls
+        if text or calls or self._waiting:
+            return self._told(text, calls)
+        return None
 
     def _take(self, emit: Emit) -> None:
         if emit.start != len(self._ids):
@@ -80,15 +98,27 @@ class Choice:
         elif self._margins is not None:
             self._margins.extend(emit.margins)
 
-    def _piece(self, text: str) -> Piece:
+    def _piece(self, text: str) -> Piece | None:
+        calls: tuple[CallDelta, ...] = ()
+        if self._calls is not None:
+            text, calls = self._calls.push(text)
+        return self._told(text, calls) if text or calls else None
+
+    def _told(self, text: str, calls: tuple[CallDelta, ...]) -> Piece:
         entries, self._waiting = tuple(self._waiting), []
-        return Piece(text=text, entries=entries)
+        return Piece(text=text, calls=calls, entries=entries)
 
     @property
     def reason(self) -> str:
         """Why it ended, in OpenAI's words. Needs `finish`."""
         if self.finish is None:
             raise ValueError("the choice has not ended")
+        if (
+            self._calls is not None
+            and self._calls.count
+            and self.finish.reason is FinishReason.STOP
+        ):
+            return "tool_calls"
         return self.finish.reason
 
     @property

@@ -7,6 +7,7 @@ import orjson
 
 from orchestrator.live.openai.answer.choice import Piece, TokenEntry
 from orchestrator.live.openai.errors import ApiError
+from orchestrator.live.openai.tools.calls import CallDelta, merged
 from orchestrator.live.openai.vocabulary import Vocabulary
 
 DONE = b"data: [DONE]\n\n"
@@ -31,6 +32,9 @@ class Shape(Protocol):
 
     def final(self, i: int, finish_reason: str) -> bytes: ...
     def usage(self, usage: dict[str, int], extension: dict[str, Any] | None) -> bytes: ...
+
+    def counted(self, frames: bytes, usage: dict[str, int]) -> bytes:
+        """The same frames, each with the usage so far; of a stream that includes usage."""
 
     def whole(
         self,
@@ -58,6 +62,10 @@ class _Frames:
     def usage(self, usage: dict[str, int], extension: dict[str, Any] | None) -> bytes:
         rest = {"usage": usage} | ({} if extension is None else {"pdd": extension})
         return self._open + b"]," + orjson.dumps(rest)[1:] + b"\n\n"
+
+    def counted(self, frames: bytes, usage: dict[str, int]) -> bytes:
+        # Its line breaks keep the end of a frame from being found in a text.
+        return frames.replace(self._close, b'],"usage":' + orjson.dumps(usage) + b"}\n\n")
 
 
 def _whole(
@@ -109,9 +117,16 @@ class ChatShape:
         return before + orjson.dumps(text) + after
 
     def delta(self, i: int, piece: Piece) -> bytes:
-        return self._frames.frame(
-            b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
-            % (i, orjson.dumps(piece.text), orjson.dumps(self._logprobs(piece.entries)))
+        told: list[dict[str, Any]] = [{"content": piece.text}] if piece.text else []
+        told += ({"tool_calls": [_call(call)]} for call in piece.calls)
+        # Logprobs go with what comes first; of tokens that told nothing, alone.
+        entries = [piece.entries, *[()] * len(told)]
+        return b"".join(
+            self._frames.frame(
+                b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}'
+                % (i, orjson.dumps(delta), orjson.dumps(self._logprobs(of)))
+            )
+            for delta, of in zip(told or [{"content": ""}], entries, strict=False)
         )
 
     def final(self, i: int, finish_reason: str) -> bytes:
@@ -123,6 +138,9 @@ class ChatShape:
     def usage(self, usage: dict[str, int], extension: dict[str, Any] | None) -> bytes:
         return self._frames.usage(usage, extension)
 
+    def counted(self, frames: bytes, usage: dict[str, int]) -> bytes:
+        return self._frames.counted(frames, usage)
+
     def whole(
         self,
         choices: Sequence[tuple[Piece, str]],
@@ -132,7 +150,7 @@ class ChatShape:
         told = [
             {
                 "index": i,
-                "message": {"role": "assistant", "content": piece.text, "refusal": None},
+                "message": _message(piece),
                 "logprobs": self._logprobs(piece.entries),
                 "finish_reason": reason,
             }
@@ -153,6 +171,21 @@ class ChatShape:
     def _token(self, id: int, logprob: float) -> dict[str, Any]:
         name = self._vocabulary.name(id)
         return {"token": name.text, "logprob": logprob, "bytes": list(name.bytes)}
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    function = {"arguments": call.arguments}
+    if call.id is None:
+        return {"index": call.index, "function": function}
+    function = {"name": call.name, **function}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def _message(piece: Piece) -> dict[str, Any]:
+    message = {"role": "assistant", "content": piece.text, "refusal": None}
+    if not piece.calls:
+        return message
+    return message | {"content": piece.text or None, "tool_calls": merged(piece.calls)}
 
 
 class CompletionShape:
@@ -206,6 +239,9 @@ class CompletionShape:
 
     def usage(self, usage: dict[str, int], extension: dict[str, Any] | None) -> bytes:
         return self._frames.usage(usage, extension)
+
+    def counted(self, frames: bytes, usage: dict[str, int]) -> bytes:
+        return self._frames.counted(frames, usage)
 
     def whole(
         self,
