@@ -369,8 +369,8 @@ def _late(net: Net, programme: Programme, state: State, terms: list[Terms], caps
 
 
 def line_name(ends: Ends) -> str:
-    """As people write it."""
-    return f"{ends[0]}-{ends[1]}"
+    """One way of a line, as the replay names it."""
+    return f"{ends[0]}>{ends[1]}"
 
 
 def _matrix(cells: list[tuple[int, int, float]], rows: int, columns: int) -> csr_array:

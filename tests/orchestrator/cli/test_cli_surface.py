@@ -50,6 +50,7 @@ SURFACE = {
         *("--buffer", "--delay", "--far", "--jitter", "--link", "--loss", "--mtu", "--near"),
         *("--rate", "--seed", "--sysctl", "-o/--output", "file"),
     ],
+    "plan": ["--explain", "--keep-roles", "--most", "--objective", "--rate", "-o/--output", "file"],
     "replay": [
         *("--html", "--jobs", "--policy", "--rate", "--requests", "--resume", "--seed"),
         *("--sweep", "--trace", "-o/--output"),

@@ -1,0 +1,95 @@
+"""`pdd plan FILE|NAME`: which pool should play which role, and why."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.cli.output import Format, FormatOption, print_json
+from orchestrator.errors import UserError
+from orchestrator.plan.explain import Explanation, explain, routes, to_record
+from orchestrator.plan.search import Objective, Plan
+from orchestrator.plan.search import plan as make_plan
+from orchestrator.replay.scenario.load import load_scenario, scenario_names
+from orchestrator.replay.scenario.problem import asked_rate, problem_of
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def plan(
+    file: Annotated[
+        str, typer.Argument(help=f"A scenario's file, or one of {', '.join(scenario_names())}.")
+    ],
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Serve so many requests a second. Default: as many as the workload has."),
+    ] = None,
+    most: Annotated[
+        bool, typer.Option("--most", help="Whatever the workload's rate is, the best there is.")
+    ] = False,
+    objective: Annotated[
+        Objective, typer.Option(help="What is best, once the rate is served.")
+    ] = Objective.PER_COST,
+    keep_roles: Annotated[
+        bool, typer.Option("--keep-roles", help="Pools take only the roles that the file gives.")
+    ] = False,
+    explained: Annotated[
+        bool, typer.Option("--explain", help="Say what limits it, what more would bring, who lost.")
+    ] = False,
+    output: FormatOption = Format.TEXT,
+) -> None:
+    """Find out which pool should play which role: the most within the SLO for the money."""
+    if rate is not None and not 0 < rate < float("inf"):
+        raise UserError(f"--rate: must be above 0, got {rate:g}")
+    if rate is not None and most:
+        raise UserError("--rate and --most: give one of them")
+    problem = problem_of(load_scenario(file), keep_roles=keep_roles)
+    if not most:
+        problem = replace(problem, demand=rate or asked_rate(problem))
+    found = make_plan(problem, objective)
+    why = explain(found) if explained else None
+    if output is Format.JSON:
+        print_json(to_record(found, why))
+        return
+    console = Console()
+    console.print(_table(found))
+    parts = ", ".join(f"{part:.0%} {route}" for route, part in routes(found.best).items())
+    told = explain(found) if why is None else why
+    for line in (told.headline, parts and f"routes: {parts}", told.binding, told.bound):
+        if line:
+            console.print(line, markup=False, highlight=False)
+    if why is not None:
+        _explained(console, why)
+
+
+def _table(found: Plan) -> Table:
+    table = Table(title="plan")
+    for column, side in (("pool", "left"), ("chips", "right"), ("each worker", "right")):
+        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    for column in ("prefill", "relay", "main", "idle chips"):
+        table.add_column(column, justify="right")
+    for pool, post in zip(found.problem.pools, found.best.assignment.posts, strict=True):
+        counts = [str(n) if n else "" for n in (post.prefill, post.relay, post.main)]
+        idle = pool.chips - post.chips
+        each = f"{post.parallel} x {pool.chip}" if post.workers else pool.chip
+        table.add_row(pool.name, str(pool.chips), each, *counts, str(idle) if idle else "")
+    return table
+
+
+def _explained(console: Console, why: Explanation) -> None:
+    def say(line: str = "") -> None:
+        console.print(line, markup=False, highlight=False)
+
+    say(why.fixed_point)
+    say("\nwhat more would bring")
+    for shadow in why.shadows:
+        say(f"  {shadow.text}")
+    say("\nwhat each site does")
+    for site, text in why.sites.items():
+        say(f"  {site} {text}")
+    say("\nwhy others lost")
+    for lost in why.rejected:
+        say(f"  {lost.assignment}: {lost.why}")

@@ -1,0 +1,345 @@
+"""A plan in words and plain figures: what limits it, what more would bring, why others lost."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.plan.assignment import ROLES, Assignment, Post
+from orchestrator.plan.flows import Row
+from orchestrator.plan.problem import Line, Pool, Problem
+from orchestrator.plan.search import ENOUGH, Plan, ranks
+from orchestrator.plan.value import Value, value_of
+from workers.api.record import record
+
+GBPS = 0.125e9  # bytes/s
+SHOWN = 12  # candidates that lost
+NOTHING = 0.005  # of the rate: less than that is not worth telling
+
+
+@record
+class Shadow:
+    """What one unit more would bring. `adds`: requests/s, found by planning with it.
+
+    `dual`: what the linear programme says to first order, with every wait as it is.
+    """
+
+    what: str
+    unit: str
+    adds: float
+    dual: float
+    text: str
+
+
+@record
+class Rejected:
+    """A candidate that lost."""
+
+    assignment: str
+    rate: float
+    cost_per_h: float
+    per_cost: float
+    why: str
+
+
+@record
+class Explanation:
+    """Everything that is told of a plan."""
+
+    headline: str
+    bound: str
+    binding: str
+    fixed_point: str
+    shadows: tuple[Shadow, ...]
+    sites: dict[str, str]
+    rejected: tuple[Rejected, ...]
+
+
+def explain(plan: Plan) -> Explanation:
+    """Pure; plans once more for each line and each role that is played."""
+    best = plan.best
+    return Explanation(
+        headline=_headline(plan),
+        bound=_bound(plan),
+        binding=_binding(best),
+        fixed_point=(
+            f"waits, hits and relay lengths settled after {best.rounds} rounds; the last one moved "
+            f"the rate by {best.moved:.2%}"
+        ),
+        shadows=tuple(sorted(_shadows(plan), key=lambda shadow: -shadow.adds)),
+        sites=dict(_sites(best)),
+        rejected=tuple(
+            _rejected(plan, value) for value in plan.tried[1 : SHOWN + 1] if value is not best
+        ),
+    )
+
+
+def cost_per_million(problem: Problem, value: Value) -> float | None:
+    """Money per million output tokens; None where nothing is served."""
+    tokens = sum(
+        share * what.output for share, what in zip(problem.shares, problem.classes, strict=True)
+    )
+    return value.cost_per_h / (value.served * tokens * 3600) * 1e6 if value.served else None
+
+
+def routes(value: Value) -> dict[str, float]:
+    """Parts of the requests by route."""
+    parts: dict[str, float] = {}
+    if value.net is None or value.flows is None or not value.rate:
+        return parts
+    for path, rate in zip(value.net.paths, value.flows.going, strict=True):
+        if rate:
+            parts[path.route] = parts.get(path.route, 0.0) + rate / value.rate
+    return parts
+
+
+def flows_of(value: Value) -> Iterator[tuple[str, str, str, float]]:
+    """(stage, from, to, requests/s): what a picture of the flows is drawn from."""
+    if value.net is None or value.flows is None:
+        return
+    net = value.net
+    summed: dict[tuple[str, str, str], float] = {}
+    for (_, place), rate in zip(net.entries, value.flows.entering, strict=True):
+        group = net.groups[place]
+        key = "prefill", "requests", group.pool.name
+        summed[key] = summed.get(key, 0.0) + rate
+    for path, rate in zip(net.paths, value.flows.going, strict=True):
+        main = net.groups[path.main].pool.name
+        key = path.route, path.site, main
+        summed[key] = summed.get(key, 0.0) + rate
+        if path.relay is not None:
+            key = "relayed", path.site, net.groups[path.relay].pool.name
+            summed[key] = summed.get(key, 0.0) + rate
+    yield from ((*key, rate) for key, rate in summed.items() if rate > 1e-9)
+
+
+def to_record(plan: Plan, explanation: Explanation | None) -> dict[str, Any]:
+    """Plain values for JSON; keys are only ever added."""
+    best, problem = plan.best, plan.problem
+    found: dict[str, Any] = {
+        "objective": plan.objective.value,
+        "demand_per_s": problem.demand,
+        "priced": problem.priced,
+        "slo": {"ttft_s": problem.goal.ttft_s, "tpot_s": problem.goal.tpot_s},
+        "share_within_slo": problem.goal.share,
+        "assignment": [_post(post) for post in best.assignment.posts],
+        "rate_per_s": best.rate,
+        "served_per_s": best.served,
+        "programme_per_s": best.most,
+        "cost_per_h": best.cost_per_h,
+        "cost_per_million_tokens": cost_per_million(problem, best),
+        "goodput_per_cost": best.per_cost,
+        "bound": plan.bound.score,
+        "bound_is": "requests per unit of money" if plan.by_cost else "requests/s",
+        "gap": plan.gap,
+        "tried": len(plan.tried),
+        "all_tried": plan.whole,
+        "rounds": best.rounds,
+        "moved": best.moved,
+        "routes": routes(best),
+        "flows": [
+            {"stage": stage, "from": a, "to": b, "per_s": rate}
+            for stage, a, b, rate in flows_of(best)
+        ],
+        "why_nothing": best.why or None,
+    }
+    if explanation is not None:
+        found["explanation"] = explanation
+    return found
+
+
+def _post(post: Post) -> dict[str, Any]:
+    counts = {role.value: post.count(role) for role in ROLES}
+    return {"pool": post.pool, "parallel": post.parallel, **counts}
+
+
+# -------------------------------------------------------------------------------------- parts
+
+
+def _headline(plan: Plan) -> str:
+    best = plan.best
+    if not best.rate:
+        return f"nothing can be served within the goal: {best.why}"
+    text = f"{best.rate:.3g} requests/s within the goal"
+    demand = plan.problem.demand
+    if demand is not None:
+        enough = best.served >= ENOUGH * demand
+        text += f", which is {'enough' if enough else 'too little'} for the {demand:.3g} wanted"
+    money = "" if plan.problem.priced else " chip hours (no prices given)"
+    text += f"; {best.cost_per_h:.4g}{money} an hour, {best.per_cost:.4g} requests per unit of it"
+    million = cost_per_million(plan.problem, best)
+    return text if million is None else f"{text}, {million:.3g} per million output tokens"
+
+
+def _bound(plan: Plan) -> str:
+    unit = "requests per unit of money" if plan.by_cost else "requests/s"
+    searched = (
+        f"all {len(plan.tried)} assignments were tried"
+        if plan.whole
+        else f"{len(plan.tried)} assignments were tried, by guided swaps"
+    )
+    return (
+        f"{searched}; with workers that could be split at will and no waits {plan.bound.score:.4g} "
+        f"{unit} would be the most, the plan is {plan.gap:.0%} below that"
+    )
+
+
+def _binding(value: Value) -> str:
+    row = None if value.answer is None else value.answer.binding
+    if row is None:
+        return "nothing binds: nothing is served"
+    return f"{_limit(row)} is full first"
+
+
+def _limit(row: Row) -> str:
+    """A row as people name it."""
+    match row.what:
+        case "line":
+            return f"the line {row.where}"
+        case "memory":
+            return f"KV memory of {row.where}"
+        case "slots":
+            return f"decoding slots of {row.where}"
+        case "late":
+            return "the part of requests that may be late"
+    return f"{row.what} of {row.where}"
+
+
+def _shadows(plan: Plan) -> Iterator[Shadow]:
+    best = plan.best
+    if best.answer is None or not best.rate:
+        return
+    for number, line in enumerate(plan.problem.lines):
+        yield _line_shadow(plan, number, line)
+    for pool, post in zip(plan.problem.pools, best.assignment.posts, strict=True):
+        for role in ROLES:
+            if post.count(role):
+                yield _worker_shadow(plan, pool, post, role.value)
+
+
+def _line_shadow(plan: Plan, number: int, line: Line) -> Shadow:
+    more = GBPS * line.wire_ratio
+    lines = list(plan.problem.lines)
+    lines[number] = replace(line, bytes_per_s=line.bytes_per_s + more)
+    problem = replace(plan.problem, lines=tuple(lines))
+    adds = max(0.0, value_of(problem, plan.best.assignment).rate - plan.best.rate)
+    dual = sum(
+        worth * more
+        for row, worth in _rows(plan.best)
+        if row.what == "line" and set(row.where.split(">")) == set(line.between)
+    )
+    return _told(plan, f"Gbps on {line.name}", "Gbps", adds, dual)
+
+
+def _worker_shadow(plan: Plan, pool: Pool, post: Post, role: str) -> Shadow:
+    """With one worker more than the pool has chips for, if need be."""
+    shapes = tuple(replace(shape, most=shape.most + 1) for shape in pool.shapes)
+    pools = tuple(
+        replace(other, shapes=shapes) if other.name == pool.name else other
+        for other in plan.problem.pools
+    )
+    more = replace(
+        post,
+        prefill=post.prefill + (role == "prefill"),
+        relay=post.relay + (role == "relay"),
+        main=post.main + (role == "main"),
+    )
+    posts = tuple(more if other is post else other for other in plan.best.assignment.posts)
+    value = value_of(replace(plan.problem, pools=pools), Assignment(posts=posts))
+    count = more.workers - post.workers
+    names = {f"{pool.name}", f"{pool.name} {role}"}
+    dual = sum(
+        worth * row.most / max(1, getattr(post, role)) * count
+        for row, worth in _rows(plan.best)
+        if row.where in names and (row.what == role or row.where.endswith(f" {role}"))
+    )
+    adds = max(0.0, value.rate - plan.best.rate)
+    what = f"{role} worker of {post.parallel} {pool.chip} in {pool.name}"
+    return _told(plan, what, "workers", adds, dual)
+
+
+def _rows(value: Value) -> Iterator[tuple[Row, float]]:
+    assert value.answer is not None
+    yield from zip(value.answer.rows, value.answer.worth, strict=True)
+
+
+def _told(plan: Plan, what: str, unit: str, adds: float, dual: float) -> Shadow:
+    if adds < NOTHING * plan.best.rate:
+        text = f"one more {what} adds nothing"
+    else:
+        text = f"one more {what} adds {adds:.2g} requests/s"
+    return Shadow(what=what, unit=unit, adds=adds, dual=dual, text=text)
+
+
+def _sites(value: Value) -> Iterator[tuple[str, str]]:
+    """What each site ends up doing, and how full it is."""
+    if value.net is None or value.state is None:
+        return
+    net, state = value.net, value.state
+    told: dict[str, list[str]] = {site: [] for site in net.ground.sites}
+    for place, group in enumerate(net.groups):
+        load = max(state.load[place], state.held[place])
+        what = {"prefill": "prefills", "relay": "relays", "main": "decodes"}[group.role.value]
+        told[group.pool.site].append(
+            f"{what} on {group.count} x {group.shape.parallel} {group.pool.chip} "
+            f"({_speed(value, place)}, {load:.0%} busy)"
+        )
+    for site, parts in told.items():
+        yield site, "; ".join(parts) or f"does nothing: {_idle(value, site)}"
+
+
+def _speed(value: Value, place: int) -> str:
+    """What decides for a role: seconds per prompt, or tokens per second within the goal."""
+    assert value.net is not None
+    assert value.state is not None
+    net, state = value.net, value.state
+    group = net.groups[place]
+    if group.role.value == "prefill":
+        shares = net.problem.shares
+        seconds = sum(
+            share * net.busy_s(kind, place, state.found[place]) for kind, share in enumerate(shares)
+        )
+        return f"{seconds:.2g} s a prompt"
+    return f"{state.batch[place]:.0f} at once, {1e3 * state.step_s[place]:.3g} ms a token"
+
+
+def _idle(value: Value, site: str) -> str:
+    """Why a site is left out."""
+    assert value.net is not None
+    pools = [pool for pool in value.net.problem.pools if pool.site == site]
+    if not pools:
+        return "it has no chips"
+    return "its chips serve less for their price, or nobody needs them"
+
+
+def _rejected(plan: Plan, value: Value) -> Rejected:
+    return Rejected(
+        assignment=str(value.assignment),
+        rate=value.rate,
+        cost_per_h=value.cost_per_h,
+        per_cost=value.per_cost,
+        why=_lost(plan, value),
+    )
+
+
+def _lost(plan: Plan, value: Value) -> str:
+    """Against the best, by the first thing that decides."""
+    best, problem = plan.best, plan.problem
+    if not value.rate:
+        return value.why
+    mine, its = ranks(problem, plan.objective, best), ranks(problem, plan.objective, value)
+    row = None if value.answer is None else value.answer.binding
+    limit = "" if row is None else f", where {_limit(row)} is full"
+    if mine[0] > its[0] and problem.demand is not None:
+        return f"serves {value.rate:.3g} of {problem.demand:.3g} requests/s{limit}"
+    less = 1 - value.served / best.served if best.served else 0.0
+    dearer = value.cost_per_h / best.cost_per_h - 1 if best.cost_per_h else 0.0
+    worse = 1 - value.per_cost / best.per_cost if best.per_cost else 0.0
+    if less > NOTHING and dearer > NOTHING:
+        return f"serves {less:.0%} less{limit}, and costs {dearer:.0%} more"
+    if less > NOTHING:
+        saved = f"; it saves {-dearer:.0%}" if dearer < -NOTHING else ""
+        return f"serves {less:.0%} less{limit}{saved}"
+    if dearer > NOTHING:
+        gained = f" for {-less:.0%} more" if less < -NOTHING else ""
+        return f"costs {dearer:.0%} more{gained}: {worse:.0%} less for its money{limit}"
+    return "serves as much for as much; the first in order is taken"
