@@ -4,9 +4,9 @@ Every refusal says the numbers that make it impossible.
 """
 
 from collections.abc import Iterator
-from math import ceil
 
-from orchestrator.catalogue import Catalogue, Chip, ModelFacts
+from orchestrator.catalogue import Catalogue, kv_memory_bytes
+from orchestrator.errors import UserError
 from orchestrator.replay.scenario.schema import FaultSection, Scenario
 from orchestrator.topology.mistakes import Path, unknown
 from orchestrator.topology.rules import Draft, Found, broken_rules
@@ -37,12 +37,21 @@ def impossible(scenario: Scenario) -> Iterator[Found]:
 
 
 def kv_gb(scenario: Scenario, topology: Topology, pool: Pool) -> float:
-    """Memory for KV of one worker of a pool; below 0: the weights do not fit."""
-    memory = scenario.catalogue.chips[pool.chip].memory_gb
-    if memory is None:
+    """Memory for KV of one worker of a pool; 0: the weights do not fit, or nobody knows.
+
+    A pool that says its scale-up domain is a supernode, whose memory is one: each of its workers
+    has an equal share, also of the chips that nobody computes on.
+    """
+    chip = scenario.catalogue.chips[pool.chip]
+    model, use = scenario.catalogue.models[topology.model], scenario.file.memory_use
+    try:
+        left = kv_memory_bytes(chip, model, pool.parallel, use) / GB
+    except UserError:
         return 0.0
-    weights = scenario.catalogue.models[topology.model].weight_bytes / GB
-    return memory.value * pool.parallel * scenario.file.memory_use - weights
+    if pool.scale_up is not None and chip.memory_gb is not None:
+        idle = max(0, pool.count - pool.instances * pool.parallel)
+        left += idle * chip.memory_gb.value * use / pool.instances
+    return left
 
 
 def says(pool: Pool, key: str) -> bool:
@@ -80,22 +89,12 @@ def _too_large(place: Path, topology: Topology, scenario: Scenario) -> Iterator[
             path = (*place, "sites", site, "pools", name)
             yield from _chip_figures((*path, "chip"), f"{site}.{name}", pool, catalogue)
             chip = catalogue.chips[pool.chip]
-            fits = says(pool, "kv_tokens") or kv_gb(scenario, topology, pool) > 0
-            if chip.memory_gb is not None and not fits:
-                message = _does_not_fit(f"{site}.{name}", model, pool, chip, scenario)
-                yield (*path, "parallel"), message
-
-
-def _does_not_fit(name: str, model: ModelFacts, pool: Pool, chip: Chip, scenario: Scenario) -> str:
-    assert chip.memory_gb is not None
-    each, use = chip.memory_gb.value, scenario.file.memory_use
-    weights = model.weight_bytes / GB
-    needed = ceil(weights / (each * use)) + (weights % (each * use) == 0)
-    return (
-        f"{model.name} has {weights:g} GB of weights, but a worker of {name} has "
-        f"{pool.parallel} x {each:g} GB, of which {use:.0%} are {pool.parallel * each * use:g} GB; "
-        f"it needs parallel: {needed} or more"
-    )
+            if chip.memory_gb is None or says(pool, "kv_tokens"):
+                continue
+            try:
+                kv_memory_bytes(chip, model, pool.parallel, scenario.file.memory_use)
+            except UserError as error:
+                yield (*path, "parallel"), f"a worker of {site}.{name} is too small: {error}"
 
 
 def _chip_figures(path: Path, name: str, pool: Pool, catalogue: Catalogue) -> Iterator[Found]:

@@ -52,6 +52,17 @@ def test_workers_have_what_their_chips_leave(tmp_path: Path) -> None:
     )
 
 
+def test_a_supernodes_memory_is_one(tmp_path: Path) -> None:
+    """Two workers of 4 H200 in a supernode of 16 share the memory of the other 8 as well."""
+    pool = "count: 4, parallel: 4, roles: [main]"
+    large = "count: 16, instances: 2, parallel: 4, roles: [main]"
+    apart = scenario(tmp_path, (pool, large))
+    one = scenario(tmp_path, (pool, f"{large}, scale_up: 16"))
+    each = [build(good, good.file.policies[0])[0].workers[-1].kv_tokens for good in (apart, one)]
+    assert each[0] == int((4 * 141 * 0.9 - 141.2) * GB / 327680)
+    assert each[1] == int((16 * 141 * 0.9 - 2 * 141.2) / 2 * GB / 327680)
+
+
 def test_what_a_pool_says_goes_before(tmp_path: Path) -> None:
     pool = "chip: h200, count: 4, parallel: 4, roles: [main]"
     own = "kv_tokens: 1600, slots: 3, chunk_tokens: 64, engine: simulated, simulate: {step: 10ms}"

@@ -147,9 +147,9 @@ CASES = {
     "a model too large for a worker": (
         "count: 4, parallel: 4, roles: [main]",
         "count: 4, parallel: 1, roles: [main]",
-        "10:50: topology.sites.shenzhen.pools.memory.parallel: Llama-3.1-70B has 141.2 GB of "
-        "weights, but a worker of shenzhen.memory has 1 x 141 GB, of which 90% are 126.9 GB; "
-        "it needs parallel: 2 or more",
+        "10:50: topology.sites.shenzhen.pools.memory.parallel: a worker of shenzhen.memory is too "
+        "small: Llama-3.1-70B has 141.2 GB of weights, but 1 x 141 GB of NVIDIA H200, of which 90% "
+        "can be used, are 126.9 GB; it needs 2 or more",
     ),
     "a chip without figures": (
         "chip: h200,",
