@@ -1,7 +1,7 @@
 """The paper's three figures, each from replays, and what stands in the way of those not reached."""
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing import get_context
 from typing import Any
@@ -12,7 +12,7 @@ from benchmarks.paper.worth import RATIOS, Worth, cost_per_h, deployments, worth
 from benchmarks.paper.worth import SCENARIO as WORTH_SCENARIO
 from orchestrator.replay.scenario.load import load_scenario
 
-FEWER = (12, 8)  # prefill instances, to see what they decide
+FEWER = (10,)  # prefill instances, to see what they decide
 
 Tell = Callable[[str], None]
 
@@ -34,15 +34,17 @@ def run(*, requests: int | None, jobs: int, tell: Tell = lambda line: None) -> d
         ),
     ]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        # The longest first.
-        searches = {
-            pool.submit(worth, name, requests): f"the goodput of {name}"
-            for name in (two_sites, *one_site)
-        }
-        waits = {pool.submit(wait, case): _told(case) for case in cases}
-        for done in as_completed(searches | waits):
-            tell(f"done: {(searches | waits)[done]}")
-        found = {each.case: each for each in (future.result() for future in waits)}
+        told: dict[Future[Any], str] = {}
+        searches, waits = [], []
+        for name in (two_sites, *one_site):  # the longest come first
+            searches.append(pool.submit(worth, name, requests))
+            told[searches[-1]] = f"the goodput of {name}"
+        for case in cases:
+            waits.append(pool.submit(wait, case))
+            told[waits[-1]] = _told(case)
+        for done in as_completed(told):
+            tell(f"done: {told[done]}")
+        found = {case: future.result() for case, future in zip(cases, waits, strict=True)}
         worths = [future.result() for future in searches]
     return _figures(cases, found, worths)
 

@@ -7,6 +7,7 @@ site may divide its chips between prefill and decode as suits it best: the scena
 ways, and the one with the most goodput for its price counts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.paper.waits import policy_of
@@ -19,9 +20,9 @@ from orchestrator.state.actions import Finish
 
 SCENARIO = "paper-goodput"
 KEPT = 0.9  # part of the requests
-FILLING = 0.4  # part of the requests that are not judged
-RATES = (30.0, 94.0)  # requests per second
-HALVINGS = 6  # to one request per second
+FILLING = 0.5  # part of the requests that are not judged: about as long as an answer takes
+RATES = (52.0, 84.0)  # requests per second: what the deployments are sized for lies between
+HALVINGS = 4  # to two requests per second
 RATIOS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6)  # price of an H200 over that of an H100
 
 
@@ -37,24 +38,28 @@ class Worth:
 
 def worth(deployment: str, requests: int | None) -> Worth:
     """The goodput of one of the scenario's policies; None: as many requests as it says a probe."""
-    low, high = RATES
-    best = (0.0, 0.0)
-    probes = []
-    for _ in range(HALVINGS):
-        rate = (low + high) / 2
-        kept = _kept(deployment, rate, requests)
-        probes.append((rate, kept))
-        if kept >= KEPT:
-            low, best = rate, (rate, kept)
-        else:
-            high = rate
-    rate, kept = best
+    probes = search(lambda rate: _kept(deployment, rate, requests))
+    rate, kept = max((probe for probe in probes if probe[1] >= KEPT), default=(0.0, 0.0))
     return Worth(
         deployment=deployment,
         rate_per_s=rate,
         goodput_per_s=rate * kept,
         probes=tuple(probes),
     )
+
+
+def search(kept: Callable[[float], float]) -> list[tuple[float, float]]:
+    """(rate, part kept) of each rate tried, halving RATES towards the highest that keeps KEPT."""
+    low, high = RATES
+    probes = []
+    for _ in range(HALVINGS):
+        rate = (low + high) / 2
+        probes.append((rate, kept(rate)))
+        if probes[-1][1] >= KEPT:
+            low = rate
+        else:
+            high = rate
+    return probes
 
 
 def deployments() -> tuple[list[str], str]:

@@ -124,7 +124,8 @@ class Generate(Strict):
 class WorkloadSection(Strict):
     """What is asked: a recorded `trace`, requests that are `generated`, or a `preset`.
 
-    `rate` speeds all of it up or down to so many requests a second; `limit` leaves out the rest.
+    `rate` speeds all of it up or down to so many requests a second; `limit` leaves out the rest;
+    `output` is how long a preset's answers are instead.
     `warm`: what is generated finds its documents in the caches; asking for each of them once comes
     before the workload's start, and is not counted.
     """
@@ -134,6 +135,7 @@ class WorkloadSection(Strict):
     generated: Generate | None = None
     preset: Literal["pdd", "pdd-narrow"] | None = None
     rate_per_s: RequestRate | None = Field(default=None, alias="rate")
+    output: Lengths | None = None
     limit: Positive | None = None
     warm: Switch = False
 
@@ -144,6 +146,8 @@ class WorkloadSection(Strict):
             raise ValueError("give exactly one of trace, generated and preset")
         if self.format is not None and self.trace is None:
             raise ValueError("format: it is the trace's, and there is none")
+        if self.output is not None and self.preset is None:
+            raise ValueError("output: only a preset's can be given here")
         if self.warm and self.trace is not None:
             raise ValueError("warm: a trace has no documents to ask for first")
         return self

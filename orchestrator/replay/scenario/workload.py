@@ -155,6 +155,8 @@ def _source(section: WorkloadSection, directory: Path, seed: int) -> Workload:
         made = _generated(section.generated, seed)
     else:
         made = pdd(narrow=section.preset == "pdd-narrow", seed=seed)
+        if section.output is not None:
+            made = replace(made, output=_lengths(section.output))
     if rate is not None:
         made = replace(made, arrivals=replace(made.arrivals, per_s=rate))
     return made
