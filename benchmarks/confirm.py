@@ -6,6 +6,7 @@ longer prompts, one at a time. From the probes alone come the constants of the r
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -147,12 +148,15 @@ def sampled(prompt: int, measured: Measured) -> Sample:
         landed_s = first_s + told["kv_transfer_s"]
     handed = told["handoff_index"]
     before = 1  # pieces of text up to here came while the relay was alone
-    if told["relay_tokens"] and landed_s is not None:
-        arrives_s = times[0] + told["kv_transfer_s"]
+    if told["relay_tokens"]:
+        arrives_s = inf if landed_s is None else times[0] + told["kv_transfer_s"]
         before = max(1, sum(at < arrives_s for at in times) - 1)
     # From the end backwards a piece is a token; near a handoff several may be one.
-    after = len(measured.ids) - 2 if handed is None else len(measured.ids) - handed - NEAR_HANDOFF
-    after = min(after, len(times) - 2)
+    after = len(times) - 2
+    if handed is not None:
+        after = min(after, len(measured.ids) - handed - NEAR_HANDOFF)
+    elif told["relay_tokens"]:
+        after = 0  # main was never heard of
     return Sample(
         route=Route(told["route"]),
         prompt=prompt,

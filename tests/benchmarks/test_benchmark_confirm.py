@@ -164,3 +164,51 @@ def test_routes_have_to_be_probed() -> None:
     local = [sample for sample in probed() if sample.route is Route.LOCAL]
     with pytest.raises(ValueError, match="no probe of the direct route"):
         fit(local, TOPOLOGY, "far")
+
+
+def test_a_probe_that_ends_before_its_kv_has_landed_tells_of_the_relay_alone() -> None:
+    steps = [1.0, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0]
+    told = {
+        "route": "relay",
+        "queue_s": 0.25,
+        "prefill_s": 0.5,
+        "kv_transfer_s": None,
+        "handoff_index": None,
+        "relay_tokens": 7,
+        "kv_bytes_raw": 0,
+        "kv_bytes_wire": 0,
+        "workers": {},
+    }
+    ids = tuple(range(len(steps)))
+    seen = sampled(512, Measured(times=tuple(steps), ids=ids, margins=None, numbers={}, told=told))
+    assert (seen.client_s, seen.prefill_s, seen.second_s) == (0.25, 0.5, 0.5)
+    assert seen.relay_step_s == 0.25
+    assert (seen.step_s, seen.landed_s) == (None, None)
+
+
+def test_a_probe_with_a_handoff_tells_of_the_relay_and_then_of_main() -> None:
+    relay = [1.0 + 0.5 * step for step in range(10)]  # KV lands at 5.75, after its last
+    main = [relay[-1] + 0.25 * step for step in range(1, 21)]
+    told = {
+        "route": "relay",
+        "queue_s": 0.0,
+        "prefill_s": 1.0,
+        "kv_transfer_s": 4.75,
+        "handoff_index": 10,
+        "relay_tokens": 9,
+        "kv_bytes_raw": 512,
+        "kv_bytes_wire": 256,
+        "workers": {},
+    }
+    times = (*relay, *main)
+    ids = tuple(range(len(times)))
+    seen = sampled(512, Measured(times=times, ids=ids, margins=None, numbers={}, told=told))
+    assert seen.landed_s == 5.75
+    assert seen.relay_step_s == pytest.approx(0.5, rel=0.1)
+    assert seen.step_s == pytest.approx(0.25)
+
+
+def test_probes_are_repeated_and_the_middle_counts() -> None:
+    few = [replace(probed()[0], prefill_s=seconds) for seconds in (9.0, 1.0, 2.0)]
+    few.append(replace(few[0], prefill_s=1.5, step_s=7.0))
+    assert middle(few) == replace(few[0], prefill_s=1.75, step_s=7.0)
