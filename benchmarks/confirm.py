@@ -1,7 +1,8 @@
 """Whether a replay tells what the live service does (`pdd bench handoff --replay`).
 
-Before each round of the requests that are judged, the service is probed with others: shorter and
-longer prompts, one at a time. From the probes alone come the constants of the replay.
+Between the requests that are judged, the service is probed with others, one at a time: before each
+route with a shorter prompt and after it with a longer one, so that a machine that drifts drifts for
+both. From the probes alone come the constants of the replay.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,16 +35,14 @@ class Probe:
     output: int
 
 
-# The judged prompts lie between the longer ones: little hangs on the form of what is fitted.
-PROBES = (
-    Probe("local", 16, 4),
-    Probe("local", 512, 48),
-    Probe("local", 704, 48),
-    Probe("direct", 512, 32),
-    Probe("direct", 704, 32),
-    Probe("relay_catch_up", 512, 72),
-    Probe("relay_catch_up", 704, 72),
-)
+# What is probed before each route, and at the end. The judged prompts lie between the longer ones:
+# little hangs on the form of what is fitted.
+PROBES: dict[str | None, tuple[Probe, ...]] = {
+    "local": (Probe("local", 16, 4), Probe("local", 512, 48)),
+    "direct": (Probe("local", 704, 48), Probe("direct", 512, 32)),
+    "relay_catch_up": (Probe("direct", 704, 32), Probe("relay_catch_up", 512, 72)),
+    None: (Probe("relay_catch_up", 704, 72),),
+}
 
 
 @dataclass(slots=True)
@@ -54,12 +53,12 @@ class Probing:
     samples: dict[Probe, list[Sample]] = field(default_factory=dict)
     _prompt: tuple[int, ...] = ()
 
-    def __call__(self, served: Served) -> None:
-        longest = max(probe.prompt for probe in PROBES)
+    def __call__(self, served: Served, route: str | None) -> None:
+        longest = max(probe.prompt for probes in PROBES.values() for probe in probes)
         prompt = self._prompt = (
             self._prompt or handoff.make_prompts(served.model, 1, tokens=longest)[0]
         )
-        for probe in PROBES:
+        for probe in PROBES.get(route, ()):
             known = self.samples.setdefault(probe, [])
             self.tell(f"probe {probe.route}, {probe.prompt} tokens")
             fields: dict[str, Any] = {
@@ -88,7 +87,7 @@ def run(
         requests=requests,
         logs=logs,
         tell=tell,
-        before_round=probing,
+        aside=probing,
     )
     samples = [middle(known) for known in probing.samples.values()]
     confirmed = confirm(

@@ -47,6 +47,11 @@ NUMBERS = (
 )
 
 
+# What else is done with the service: before a route of ROUTES is tried with a prompt, and (None)
+# after the last of them.
+Aside = Callable[[Served, str | None], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """One request as its client saw it; `times`: seconds to each piece of text."""
@@ -65,12 +70,9 @@ def run(
     requests: int,
     logs: Path | None,
     tell: Callable[[str], None],
-    before_round: Callable[[Served], None] = lambda served: None,
+    aside: Aside = lambda served, route: None,
 ) -> dict[str, Any]:
-    """Bring the topology up and measure every route; medians over `requests` each.
-
-    `before_round` is called before each prompt is tried on all routes.
-    """
+    """Bring the topology up and measure every route; medians over `requests` each."""
     measured_on = machine()
     options = [] if gateway_site is None else ["--gateway-site", gateway_site]
     options += [] if logs is None else ["--logs", str(logs)]
@@ -80,7 +82,7 @@ def run(
             for name, fields in ROUTES.items():
                 tell(f"warm-up {name}")
                 measure(served, prompt, {**fields, "cache_salt": f"warm {name} {number}"})
-        greedy = _measure_all(served, prompts[WARM_UP:], ROUTES, {}, tell, before_round)
+        greedy = _measure_all(served, prompts[WARM_UP:], ROUTES, {}, tell, aside)
         sampling = {"temperature": SAMPLED_TEMPERATURE, "seed": 1234}
         pair = {name: ROUTES[name] for name in ("local", "relay_auto")}
         sampled = _measure_all(served, prompts[WARM_UP:], pair, sampling, tell)
@@ -105,17 +107,18 @@ def _measure_all(
     routes: dict[str, dict[str, str]],
     sampling: dict[str, Any],
     tell: Callable[[str], None],
-    before_round: Callable[[Served], None] = lambda served: None,
+    aside: Aside = lambda served, route: None,
 ) -> dict[str, list[Measured]]:
     """Every prompt on every route, in turn, so that a machine that drifts drifts for all."""
     runs: dict[str, list[Measured]] = {name: [] for name in routes}
     for number, prompt in enumerate(prompts):
-        before_round(served)
         for name, fields in routes.items():
+            aside(served, name)
             salt = f"{name} {number} {sorted(sampling)}"
             runs[name].append(measure(served, prompt, {**fields, **sampling, "cache_salt": salt}))
             kind = "sampled" if sampling else "greedy"
             tell(f"{kind} {name} {number + 1}/{len(prompts)}")
+        aside(served, None)
     return runs
 
 

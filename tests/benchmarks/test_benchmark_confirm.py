@@ -103,7 +103,9 @@ class Deployment:
 def probed(home: str = "far") -> tuple[Sample, ...]:
     deployment = Deployment(home)
     return tuple(
-        middle([sampled(p.prompt, deployment.measure(p.route, p.prompt, p.output))]) for p in PROBES
+        middle([sampled(p.prompt, deployment.measure(p.route, p.prompt, p.output))])
+        for probes in PROBES.values()
+        for p in probes
     )
 
 
@@ -212,3 +214,16 @@ def test_probes_are_repeated_and_the_middle_counts() -> None:
     few = [replace(probed()[0], prefill_s=seconds) for seconds in (9.0, 1.0, 2.0)]
     few.append(replace(few[0], prefill_s=1.5, step_s=7.0))
     assert middle(few) == replace(few[0], prefill_s=1.75, step_s=7.0)
+
+
+def test_each_route_is_probed_around_its_turn_and_never_at_the_judged_length() -> None:
+    order = [(name, probe.prompt) for name in (*ROUTES, None) for probe in PROBES.get(name, ())]
+    assert len(order) == sum(map(len, PROBES.values()))
+    lengths: dict[str, list[int]] = {}
+    for probes in PROBES.values():
+        for probe in probes:
+            lengths.setdefault(probe.route, []).append(probe.prompt)
+    for prompts in lengths.values():
+        assert prompts == sorted(prompts)
+        assert prompts[0] < PROMPT_TOKENS < prompts[-1]
+        assert PROMPT_TOKENS not in prompts
