@@ -46,18 +46,18 @@ class Cluster:
     ) -> None:
         """Call `run` with each on a core, and `done` here as each is ready.
 
-        `run` is a function of a module, and depends on what it is given alone: if its process dies
-        it is called again. Raises CellFailed at the first that fails; the others are dropped.
+        `run` can be pickled, and depends on what it is given alone: if its process dies it is
+        called again. Raises CellFailed at the first that fails; the others are dropped.
         """
         ray = self._ray
-        task = ray.remote(num_cpus=1)(run)
+        task = ray.remote(num_cpus=1)(_call)
         waiting = list(reversed(works))
         under_way: dict[Any, Work] = {}
         try:
             while waiting or under_way:
                 while waiting and len(under_way) < AHEAD * self._jobs:
                     work = waiting.pop()
-                    under_way[task.remote(work)] = work
+                    under_way[task.remote(run, work)] = work
                 ready, _ = ray.wait(list(under_way), num_returns=1)
                 for ref in ready:
                     work = under_way.pop(ref)
@@ -74,6 +74,10 @@ class Cluster:
             raise CellFailed(work, f"{type(error.cause).__name__}: {error.cause}") from error
         except errors.RayError as error:
             raise CellFailed(work, str(error).strip().splitlines()[0]) from error
+
+
+def _call(run: Callable[[Work], Found], work: Work) -> Found:
+    return run(work)
 
 
 @contextmanager
