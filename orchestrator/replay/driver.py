@@ -26,6 +26,7 @@ from orchestrator.virtual.gateway import IdWatch
 from orchestrator.virtual.schedule import Schedule
 from workers.api.messages import (
     DownMessage,
+    Load,
     Role,
     SendKV,
     Start,
@@ -340,6 +341,8 @@ class Replay:
             self._tell(Heard(worker=worker, message=message))
             if self._relayed and isinstance(message, TokenRun) and message.request in self._relayed:
                 self._handing.heard(message)
+            elif self._relayed and isinstance(message, Load):
+                self._handing.speeds_told()
 
     def _beat(self) -> None:
         """Every worker whose speed has changed tells its load; nothing else of it is looked at."""

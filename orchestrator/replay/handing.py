@@ -62,6 +62,13 @@ class Handing:
         if self._looks:
             self._looks.pop(transfer.target, None)
 
+    def speeds_told(self) -> None:
+        """Some worker is faster or slower: a lead that was all there may have to grow again."""
+        for name in sorted(self.relayed - self._near):
+            req = self._machine.requests[name]
+            if req.relay is not None and lead_grows(self._machine.ctx, req):
+                self._workers[req.relay.worker].race((name, req.relay.epoch))
+
     def heard(self, run: TokenRun) -> None:
         """A leg of a request that was relayed has spoken."""
         name = run.request

@@ -98,3 +98,15 @@ def test_impossible_faults() -> None:
         LineFault(between=("a", "b"), at=3.0, until=2.0)
     with pytest.raises(ValueError, match="lost from 3 to 2"):
         WorkersLost(name="a", at=3.0, until=2.0)
+
+
+def test_relays_are_paused_when_they_would_be_step_by_step() -> None:
+    """A worker's new speed asks for another lead, of relays too that have nothing urgent to say."""
+    paused: list[list[tuple[int, float]]] = []
+    for every_step in (False, True):
+        outcomes = lived(route=Route.RELAY, every_step=every_step).outcomes.values()
+        found = [o.end.summary for o in outcomes if isinstance(o.end, Finish)]
+        paused.append([(s.relay_tokens, s.relay_s or 0.0) for s in found])
+    fast, slow = paused
+    assert [tokens for tokens, _ in fast] == [tokens for tokens, _ in slow]
+    assert [s for _, s in fast] == pytest.approx([s for _, s in slow], abs=1e-6)
