@@ -1,6 +1,8 @@
 """`pdd plan FILE|NAME`: which pool should play which role, and why."""
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,12 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.cli.output import Format, FormatOption, print_json
+from orchestrator.cli.sweeping import How, ResumeOption, SweepOption, sweep_over
 from orchestrator.errors import UserError
 from orchestrator.plan.explain import Explanation, explain, routes, to_record
 from orchestrator.plan.search import Objective, Plan
 from orchestrator.plan.search import plan as make_plan
 from orchestrator.replay.scenario.load import load_scenario, scenario_names
 from orchestrator.replay.scenario.problem import asked_rate, problem_of
+from orchestrator.replay.sweep.axes import parse_axes
+from orchestrator.replay.sweep.planned import NEAR, Wanted, plan_cells, plan_figures
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -39,6 +44,12 @@ def plan(
     explained: Annotated[
         bool, typer.Option("--explain", help="Say what limits it, what more would bring, who lost.")
     ] = False,
+    sweep: SweepOption = None,
+    resume: ResumeOption = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="A sweep's processes. Default: all cores.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a sweep's report as one page.")] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Find out which pool should play which role: the most within the SLO for the money."""
@@ -46,7 +57,18 @@ def plan(
         raise UserError(f"--rate: must be above 0, got {rate:g}")
     if rate is not None and most:
         raise UserError("--rate and --most: give one of them")
-    problem = problem_of(load_scenario(file), keep_roles=keep_roles)
+    scenario = load_scenario(file)
+    if sweep:
+        wanted = Wanted(rate=rate, most=most, objective=objective, keep_roles=keep_roles)
+        axes = parse_axes(sweep, scenario)
+        cells = plan_cells(scenario, wanted, axes)
+        how = How(resume=resume, jobs=jobs, html=html, output=output)
+        sweep_over("plan", scenario, axes, cells, partial(plan_figures, wanted), near=NEAR, how=how)
+        return
+    for option, given in (("--resume", resume), ("--jobs", jobs), ("--html", html)):
+        if given is not None:
+            raise UserError(f"{option}: it is for --sweep; give both")
+    problem = problem_of(scenario, keep_roles=keep_roles)
     if not most:
         problem = replace(problem, demand=rate or asked_rate(problem))
     found = make_plan(problem, objective)

@@ -1,6 +1,5 @@
 """`pdd replay FILE|NAME`: what users would feel of a deployment, and what it would cost."""
 
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from orchestrator.cli.output import Format, FormatOption, print_json, tell
-from orchestrator.cli.sweeping import How, ResumeOption, SweepOption, sweep_replay
+from orchestrator.cli.sweeping import How, ResumeOption, SweepOption, check_writable, sweep_replay
 from orchestrator.errors import UserError
 from orchestrator.replay.report.metrics import summarise
 from orchestrator.replay.report.page import write_html
@@ -65,7 +64,7 @@ def replay(
     policies = _chosen(scenario, policy)
     workload = make_workload(scenario)
     if html is not None:
-        _check_writable(html)
+        check_writable(html)
     if sweep:
         how = How(resume=resume, jobs=jobs, html=html, output=output)
         sweep_replay(scenario, policies, sweep, how)
@@ -133,12 +132,6 @@ def _changed(
     if seed is not None:
         file = file.model_copy(update={"seed": seed})
     return scenario.with_file(file)
-
-
-def _check_writable(html: Path) -> None:
-    """Before the work, not after it."""
-    if html.is_dir() or not os.access(html if html.exists() else html.absolute().parent, os.W_OK):
-        raise UserError(f"--html: {html} cannot be written")
 
 
 def _with_timelines(scenario: Scenario, count: int | None) -> Scenario:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from orchestrator.cli.output import Format, print_json, tell
+from orchestrator.errors import UserError
 from orchestrator.replay.scenario.about import about
 from orchestrator.replay.scenario.schema import Compared, Scenario
 from orchestrator.replay.scenario.workload import make_workload
@@ -59,7 +60,7 @@ def sweep_replay(
     """Replay the policies at every point. Raises UserError."""
     axes = parse_axes(texts, scenario)
     cells = replay_cells(scenario, policies, axes)
-    sweep(
+    sweep_over(
         "replay",
         scenario,
         axes,
@@ -70,7 +71,7 @@ def sweep_replay(
     )
 
 
-def sweep(
+def sweep_over(
     kind: str,
     scenario: Scenario,
     axes: tuple[Axis, ...],
@@ -81,6 +82,8 @@ def sweep(
     how: How,
 ) -> None:
     """Compute the cells that are not known yet, and show all. Raises UserError."""
+    if how.html is not None:
+        check_writable(how.html)
     head = Head(
         kind=kind,
         name=scenario.name,
@@ -111,8 +114,15 @@ def sweep(
         return
     console = Console()
     console.print(found.title, markup=False, highlight=False)
-    for table in tables(found):
+    for title, table in tables(found):
+        console.print(title, markup=False, highlight=False)
         console.print(table)
+
+
+def check_writable(html: Path) -> None:
+    """Before the work, not after it. Raises UserError."""
+    if html.is_dir() or not os.access(html if html.exists() else html.absolute().parent, os.W_OK):
+        raise UserError(f"--html: {html} cannot be written")
 
 
 def _default_file(head: Head) -> Path:

@@ -13,16 +13,19 @@ from orchestrator.replay.sweep.swept import PER_COST, Swept
 MEASURES = {PER_COST: "requests in SLO per cost", "goodput_per_s": "goodput, requests/s"}
 
 
-def tables(swept: Swept) -> Iterator[Table]:
-    """Every point's measure, then where along each axis the far policies pay."""
-    yield _points(swept)
+def tables(swept: Swept) -> Iterator[tuple[str, Table]]:
+    """With their titles: every point's measure, then where along each axis the far policies pay."""
+    yield MEASURES[swept.measure], _points(swept)
     for place in range(len(swept.axes)):
         if swept.far:
-            yield _break_even(swept, place)
+            axis = swept.axes[place]
+            span = f"{axis.text(axis.values[0])} to {axis.text(axis.values[-1])}"
+            title = f"where along {axis.title}, {span}, it pays more than {swept.near}"
+            yield title, _break_even(swept, place)
 
 
 def _points(swept: Swept) -> Table:
-    shown = _table(MEASURES[swept.measure])
+    shown = _table()
     for axis in swept.axes:
         shown.add_column(Text(axis.title), justify="right")
     for policy in swept.policies:
@@ -45,9 +48,7 @@ def _measured(swept: Swept, point: Point) -> Iterator[str]:
 
 def _break_even(swept: Swept, place: int) -> Table:
     axes = swept.axes
-    axis = axes[place]
-    span = f"{axis.text(axis.values[0])} to {axis.text(axis.values[-1])}"
-    shown = _table(f"Where along {axis.title}, {span}, it pays more than {swept.near}")
+    shown = _table()
     found = [each for each in break_evens(swept) if each.axis == place]
     others = list(dict.fromkeys(each.others for each in found))
     for number, other in enumerate(axes):
@@ -64,15 +65,8 @@ def _break_even(swept: Swept, place: int) -> Table:
     return shown
 
 
-def _table(title: str) -> Table:
-    return Table(
-        title=Text(title),
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        caption_justify="left",
-    )
+def _table() -> Table:
+    return Table(box=SIMPLE_HEAD, pad_edge=False, caption_justify="left")
 
 
 def _figure(value: float | None) -> str:

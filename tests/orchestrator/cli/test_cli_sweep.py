@@ -15,7 +15,7 @@ import pytest
 from orchestrator.cli.main import run
 from orchestrator.replay.sweep.cluster import local_cluster
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 SMALL = """\
 topology: laptop-simulated
 workload:

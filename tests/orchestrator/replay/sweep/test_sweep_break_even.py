@@ -1,12 +1,17 @@
 """From where on the far site pays, by hand."""
 
+import re
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from orchestrator.replay.scenario.load import load_scenario
 from orchestrator.replay.scenario.schema import Scenario
 from orchestrator.replay.sweep.breakeven import Window, break_evens, text, windows
 from orchestrator.replay.sweep.record import record
 from orchestrator.replay.sweep.swept import near_policy
+from orchestrator.replay.sweep.table import tables
 from tests.orchestrator.replay.sweep.grids import DISTANCE, SPEED, grid
 
 
@@ -79,6 +84,18 @@ def test_without_prices_goodput_decides() -> None:
     swept = grid(lambda speed, distance: 1, prices=False)
     assert swept.measure == "goodput_per_s"
     assert swept.gain((5.0, 0.0), "relay") == 1
+
+
+def test_the_tables_in_80_columns() -> None:
+    console = Console(width=80, record=True, file=StringIO())
+    for title, table in tables(grid(lambda speed, km: speed - 19 - km / 1000)):
+        console.print(title)
+        console.print(table)
+    told = console.export_text()
+    assert "where along link.bandwidth, 5 Gbps to 80 Gbps, it pays more than local\n" in told
+    assert re.search(r"80 Gbps +0 km +100 +161 \*", told)
+    assert re.search(r"20 Gbps +up to 1000 km", told)
+    assert re.search(r"8000 km +from [\d.]+ Gbps on", told)
 
 
 def test_which_policy_needs_no_line() -> None:
