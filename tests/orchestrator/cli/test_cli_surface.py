@@ -50,7 +50,10 @@ SURFACE = {
         *("--buffer", "--delay", "--far", "--jitter", "--link", "--loss", "--mtu", "--near"),
         *("--rate", "--seed", "--sysctl", "-o/--output", "file"),
     ],
-    "plan": ["--explain", "--keep-roles", "--most", "--objective", "--rate", "-o/--output", "file"],
+    "plan": [
+        *("--explain", "--html", "--jobs", "--keep-roles", "--most", "--objective", "--rate"),
+        *("--resume", "--sweep", "-o/--output", "file"),
+    ],
     "replay": [
         *("--html", "--jobs", "--policy", "--rate", "--requests", "--resume", "--seed"),
         *("--sweep", "--trace", "-o/--output"),
