@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from orchestrator.live.gateway import take_port
 from orchestrator.live.openai.app import create_app
 from orchestrator.live.openai.border.connection import Connection
 from orchestrator.live.openai.service import ModelCard, Told
@@ -135,6 +135,7 @@ class ScriptedService:
             async for action in self.actions(arrived):
                 ended = ended or not isinstance(action, Emit)
                 told(action)
+                await asyncio.sleep(0)  # as a worker's next step: not in the same turn of the loop
         finally:
             with self.changed:
                 self.open.discard(arrived.request)
@@ -252,7 +253,7 @@ def serving(service: ScriptedService, **options: Any) -> Iterator[Gateway]:
     """The application on a real uvicorn server in a thread of its own."""
     metrics = Metrics(CollectorRegistry())
     app = create_app(service, metrics=metrics, **options)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = take_port("127.0.0.1", 0)
     made: list[Front] = []
     started = threading.Event()
 
