@@ -26,7 +26,7 @@ class Leg:
     seq: SeqId
     reserved: int
     landed: bool
-    have: int = 0  # leading tokens that were here when the import was opened
+    have: int = 0  # leading tokens that were here when it started
     applied: int = 0
     cut: int | None = None  # output length to which the engine must still truncate
     goal: int | None = None  # what the engine was told: the sequence length to sample up to
@@ -173,6 +173,7 @@ class Leg:
             fed=len(self.law),
             logprobs=logprobs,
             margins=margins,
+            cached=min(self.have, self.prompt_len) if self.start.role is Role.PREFILL else 0,
         )
 
     def _extend(self, ids: Sequence[int]) -> None:

@@ -32,10 +32,9 @@ class Runner:
             min_tokens=start.min_tokens,
             cache_salt=start.cache_salt,
         )
-        self.engine.open(seq, spec, reuse=not imports)
+        found = self.engine.open(seq, spec, reuse=not imports)
         leg = self.legs[seq] = Leg.opened(start, seq, spec)
-        if imports:
-            leg.have = self.engine.open_import(seq, leg.import_tokens)
+        leg.have = self.engine.open_import(seq, leg.import_tokens) if imports else found
         return leg
 
     def share(self, source: Leg, leg: Leg) -> None:

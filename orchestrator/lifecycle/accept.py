@@ -117,6 +117,8 @@ def _accept(ctx: Context, req: Request, leg: Leg, run: TokenRun, skip: int, now:
     req.law.extend(ids, logprobs, margins)
     leg.accepted += len(ids)
     _account(req, leg, start, len(ids), now)
+    if start == 0:
+        req.account.cached_tokens = run.cached
     if leg.role is not PREFILL:
         # It knows its own tokens, and by their history those before them.
         leg.sent = start + len(ids)

@@ -84,6 +84,7 @@ def summarise(req: Request) -> Summary:
         handoff_index=a.handoff_index,
         relay_tokens=a.relay_tokens,
         prompt_tokens=len(req.spec.prompt_ids),
+        cached_tokens=a.cached_tokens,
         completion_tokens=len(req.law.ids),
         queue_s=routed_at - req.arrived_at,
         prefill_s=None if first is None else first - routed_at,

@@ -134,6 +134,7 @@ class Account:
 
     routed_at: float | None = None
     first_token_at: float | None = None
+    cached_tokens: int = 0
     landed_at: float | None = None
     relay_first_at: float | None = None
     relay_last_at: float | None = None

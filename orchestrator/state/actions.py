@@ -48,7 +48,8 @@ class Summary:
     """A request's account, for the client's extension field and for metrics.
 
     Durations in seconds on the gateway's clock; None: the phase did not happen. `relay_tokens`
-    counts accepted tokens that a relay leg sampled; `handoff_index` is main's first token.
+    counts accepted tokens that a relay leg sampled; `handoff_index` is main's first token;
+    `cached_tokens` of the prompt were not computed, the prefill's worker had them.
     """
 
     route: Route
@@ -56,6 +57,7 @@ class Summary:
     handoff_index: int | None
     relay_tokens: int
     prompt_tokens: int
+    cached_tokens: int
     completion_tokens: int
     queue_s: float
     prefill_s: float | None  # prefill leg started to token 0 accepted

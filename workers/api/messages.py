@@ -163,7 +163,8 @@ class TokenRun:
     """Tokens sampled at `index`, `index` + 1, ... after the history `hist`.
 
     `fed` is how much of the law the worker knows. `margins` holds, per token, the distance of the
-    two best logits (with the sampler's noise added when sampling).
+    two best logits (with the sampler's noise added when sampling). `cached`: of a prefill leg, how
+    many leading tokens of the prompt it found in its worker's cache.
     """
 
     request: str
@@ -174,6 +175,7 @@ class TokenRun:
     fed: int
     logprobs: tuple[TokenLogprobs, ...] | None = None
     margins: tuple[float, ...] | None = None
+    cached: int = 0
 
 
 @record

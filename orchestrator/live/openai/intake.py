@@ -40,11 +40,13 @@ class Extension:
 class Plan:
     """A request ready to be submitted: one `Arrived` per choice, in the order of their indices.
 
-    `prompt_tokens` counts each prompt once, however many choices it has. `reads_calls`: tool calls
-    are to be told from text. `echoes`: per choice, what stands before its text; empty: nothing.
+    Each prompt has `n` choices, one after the other. `prompt_tokens` counts each prompt once,
+    however many choices it has. `reads_calls`: tool calls are to be told from text. `echoes`: per
+    choice, what stands before its text; empty: nothing.
     """
 
     arrivals: tuple[Arrived, ...]
+    n: int
     prompt_tokens: int
     stream: bool
     include_usage: bool
@@ -233,6 +235,7 @@ class Intake:
         continuous = options.continuous_usage_stats
         return Plan(
             arrivals=arrivals,
+            n=request.n,
             prompt_tokens=sum(map(len, prepared.prompts)),
             stream=request.stream,
             include_usage=extension is not None or options.include_usage or continuous,

@@ -45,6 +45,7 @@ def finish(**account) -> Finish:
         "handoff_index": 4,
         "relay_tokens": 3,
         "prompt_tokens": 7,
+        "cached_tokens": 0,
         "completion_tokens": 5,
         "queue_s": 0.5,
         "prefill_s": 1.0,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -75,6 +76,8 @@ class Answer(Response):
         self._meters = [metrics.arrived(len(a.prompt_ids), now) for a in plan.arrivals]
         self._pieces: list[list[Piece]] = [[] for _ in plan.arrivals]  # of an answer told whole
         self._open = len(plan.arrivals)  # choices that have not ended
+        self._begun: list[str] = []  # requests that were submitted
+        self._forks: dict[int, range] = {}  # by the choice whose first token they wait for
         self._failure: ApiError | None = None
         self._left = False
         self._moved = asyncio.Event()  # it began, ended, failed, or the client left
@@ -97,8 +100,9 @@ class Answer(Response):
             visit.left = True
         finally:
             visit.charge(self._usage()["total_tokens"])
-            for arrived, meter in zip(self._plan.arrivals, self._meters, strict=True):
-                self._service.leave(arrived.request)
+            for request in self._begun:
+                self._service.leave(request)
+            for meter in self._meters:
                 meter.gone()
 
     # ------------------------------------------------------------------ what is told
@@ -109,9 +113,31 @@ class Answer(Response):
         self._moved.set()
 
     def _submit(self) -> None:
-        for i, arrived in enumerate(self._plan.arrivals):
-            tell = self._tell if self._plan.stream else self._keep
-            self._service.submit(arrived, partial(self._told, i, self._meters[i], tell))
+        """Begin each prompt's first choice; the others fork from it once it has a token.
+
+        Then the prompt is computed, and its blocks are shared: they find them in the cache.
+        """
+        n = self._plan.n
+        for first in range(0, len(self._plan.arrivals), n):
+            if n > 1:
+                self._forks[first] = range(first + 1, first + n)
+            self._begin(first)
+
+    def _begin(self, i: int) -> None:
+        arrived = self._plan.arrivals[i]
+        tell = self._tell if self._plan.stream else self._keep
+        self._begun.append(arrived.request)
+        self._service.submit(arrived, partial(self._told, i, self._meters[i], tell))
+
+    def _fork(self, choices: range) -> None:
+        if self._left or self._failure is not None:
+            return
+        try:
+            for i in choices:
+                self._begin(i)
+        except Exception:
+            log.exception("request %s broke", self._plan.arrivals[choices[0]].request)
+            self._fail(internal())
 
     def _told(
         self,
@@ -126,6 +152,9 @@ class Answer(Response):
         if isinstance(action, Fail):
             self._fail(from_fail(action))
             return
+        if self._forks and i in self._forks:
+            # Not here: who tells must not be called.
+            asyncio.get_running_loop().call_soon(self._fork, self._forks.pop(i))
         try:
             tell(i, self._choices[i], action)
         except Exception:
@@ -203,7 +232,7 @@ class Answer(Response):
         else:
             usage = b""
             if self._plan.include_usage:
-                usage = self._shape.usage(self._usage(), self._extension())
+                usage = self._shape.usage(self._account(), self._extension())
             connection.write(usage + DONE)
         finally:
             idle.cancel()
@@ -224,7 +253,7 @@ class Answer(Response):
             (_joined(pieces), choice.reason)
             for pieces, choice in zip(self._pieces, self._choices, strict=True)
         ]
-        body = self._shape.whole(told, self._usage(), self._extension())
+        body = self._shape.whole(told, self._account(), self._extension())
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         await send(_start(headers))
         await send(_body(body))
@@ -233,6 +262,12 @@ class Answer(Response):
 
     def _usage(self) -> dict[str, int]:
         return self._plan.usage(sum(choice.completion_tokens for choice in self._choices))
+
+    def _account(self) -> dict[str, Any]:
+        """The usage of an answer that has ended."""
+        firsts = self._choices[:: self._plan.n]  # a fork's prompt is counted with its first
+        cached = sum(choice.cached_tokens for choice in firsts)
+        return self._usage() | {"prompt_tokens_details": {"cached_tokens": cached}}
 
     def _extension(self) -> dict[str, object] | None:
         if self._plan.extension is None:

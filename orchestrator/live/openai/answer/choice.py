@@ -122,6 +122,13 @@ class Choice:
         return self.finish.reason
 
     @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, how many did not have to be computed. Needs `finish`."""
+        if self.finish is None:
+            raise ValueError("the choice has not ended")
+        return self.finish.summary.cached_tokens
+
+    @property
     def completion_tokens(self) -> int:
         """Accepted tokens, end-of-text included."""
         return len(self._ids)

@@ -31,7 +31,7 @@ class Shape(Protocol):
         """As `delta`, of an answer without logprobs."""
 
     def final(self, i: int, finish_reason: str) -> bytes: ...
-    def usage(self, usage: dict[str, int], extension: dict[str, Any] | None) -> bytes: ...
+    def usage(self, usage: dict[str, Any], extension: dict[str, Any] | None) -> bytes: ...
 
     def counted(self, frames: bytes, usage: dict[str, int]) -> bytes:
         """The same frames, each with the usage so far; of a stream that includes usage."""
@@ -39,7 +39,7 @@ class Shape(Protocol):
     def whole(
         self,
         choices: Sequence[tuple[Piece, str]],
-        usage: dict[str, int],
+        usage: dict[str, Any],
         extension: dict[str, Any] | None,
     ) -> bytes:
         """The body of an answer that is not streamed; per choice its piece and its reason."""
@@ -59,7 +59,7 @@ class _Frames:
         """A whole frame but for the text in it."""
         return self._open + before, after + self._close
 
-    def usage(self, usage: dict[str, int], extension: dict[str, Any] | None) -> bytes:
+    def usage(self, usage: dict[str, Any], extension: dict[str, Any] | None) -> bytes:
         rest = {"usage": usage} | ({} if extension is None else {"pdd": extension})
         return self._open + b"]," + orjson.dumps(rest)[1:] + b"\n\n"
 
@@ -71,7 +71,7 @@ class _Frames:
 def _whole(
     head: dict[str, Any],
     choices: list[dict[str, Any]],
-    usage: dict[str, int],
+    usage: dict[str, Any],
     extension: dict[str, Any] | None,
 ) -> bytes:
     body = head | {"choices": choices, "usage": usage}
@@ -135,7 +135,7 @@ class ChatShape:
             % (i, orjson.dumps(finish_reason))
         )
 
-    def usage(self, usage: dict[str, int], extension: dict[str, Any] | None) -> bytes:
+    def usage(self, usage: dict[str, Any], extension: dict[str, Any] | None) -> bytes:
         return self._frames.usage(usage, extension)
 
     def counted(self, frames: bytes, usage: dict[str, int]) -> bytes:
@@ -144,7 +144,7 @@ class ChatShape:
     def whole(
         self,
         choices: Sequence[tuple[Piece, str]],
-        usage: dict[str, int],
+        usage: dict[str, Any],
         extension: dict[str, Any] | None,
     ) -> bytes:
         told = [
@@ -237,7 +237,7 @@ class CompletionShape:
             % (i, orjson.dumps(finish_reason))
         )
 
-    def usage(self, usage: dict[str, int], extension: dict[str, Any] | None) -> bytes:
+    def usage(self, usage: dict[str, Any], extension: dict[str, Any] | None) -> bytes:
         return self._frames.usage(usage, extension)
 
     def counted(self, frames: bytes, usage: dict[str, int]) -> bytes:
@@ -246,7 +246,7 @@ class CompletionShape:
     def whole(
         self,
         choices: Sequence[tuple[Piece, str]],
-        usage: dict[str, int],
+        usage: dict[str, Any],
         extension: dict[str, Any] | None,
     ) -> bytes:
         told = [

@@ -206,6 +206,7 @@ def summary(prompt: int, completion: int) -> Summary:
         handoff_index=3,
         relay_tokens=2,
         prompt_tokens=prompt,
+        cached_tokens=prompt // 2,
         completion_tokens=completion,
         queue_s=0.25,
         prefill_s=0.5,

@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -24,13 +25,35 @@ def test_several_choices(gateway):
     answer = gateway.complete(prompt=["a", "b c"], n=2, seed=7, stop="!").json()
     assert [c["index"] for c in answer["choices"]] == [0, 1, 2, 3]
     assert {c["text"] for c in answer["choices"]} == {"Paris."}
-    prompts = [a.prompt_ids for a in gateway.service.arrived]
+    arrived = sorted(gateway.service.arrived, key=lambda a: int(a.request[1:]))
     text = gateway.service.text
-    assert prompts == [text("a"), text("a"), text("b c"), text("b c")]
-    assert [a.sampling.seed for a in gateway.service.arrived] == [7, 8, 7, 8]
-    assert len({a.request for a in gateway.service.arrived}) == 4
+    assert [a.prompt_ids for a in arrived] == [text("a"), text("a"), text("b c"), text("b c")]
+    assert [a.sampling.seed for a in arrived] == [7, 8, 7, 8]
+    assert len({a.request for a in arrived}) == 4
     assert answer["usage"]["prompt_tokens"] == 3  # each prompt once
     assert answer["usage"]["completion_tokens"] == 12
+
+
+def test_choices_fork_once_their_prompt_is_computed(gateway):
+    """Then they find its blocks; a second prompt does not wait for the first."""
+    service = gateway.service
+    service.says("Paris.", hold_after=0)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(gateway.complete, prompt=["a", "b"], n=3)
+        assert service.wait_until(lambda: len(service.open) == 2)
+        firsts = [a.prompt_ids for a in service.arrived]
+        assert firsts == [service.text("a"), service.text("b")]
+        service.script.release.open()
+        usage = answer.result().json()["usage"]
+    assert len(service.arrived) == 6
+    assert usage["completion_tokens"] == 6 * len(service.script.ids)
+
+
+def test_cached_tokens_are_those_of_each_prompt_once(gateway):
+    prompts = [[5] * 40, [6] * 20]
+    usage = gateway.complete(prompt=prompts, n=3).json()["usage"]
+    assert usage["prompt_tokens"] == 60
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 30}  # as the service tells
 
 
 def test_several_choices_streamed(gateway, sse):

@@ -15,6 +15,7 @@ def finished(name: str = "r", relay_tokens: int = 0) -> Finish:
         handoff_index=None,
         relay_tokens=relay_tokens,
         prompt_tokens=100,
+        cached_tokens=0,
         completion_tokens=11,
         queue_s=0.0,
         prefill_s=None,
