@@ -11,6 +11,7 @@ from orchestrator.cli.benches.link import link
 from orchestrator.cli.benches.mutants import mutants
 from orchestrator.cli.benches.paper import paper
 from orchestrator.cli.benches.parity import parity
+from orchestrator.cli.benches.plan import plan
 from orchestrator.cli.benches.replay import replay
 from orchestrator.cli.benches.schedule import schedule
 from orchestrator.cli.benches.turns import turns
@@ -28,6 +29,7 @@ app.command()(link)
 app.command()(mutants)
 app.command()(paper)
 app.command()(parity)
+app.command()(plan)
 app.command()(replay)
 app.command()(schedule)
 app.command()(turns)

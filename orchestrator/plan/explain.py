@@ -326,7 +326,7 @@ def _lost(plan: Plan, value: Value) -> str:
     best, problem = plan.best, plan.problem
     if not value.rate:
         return value.why
-    mine, its = ranks(problem, plan.objective, best), ranks(problem, plan.objective, value)
+    mine, its = (ranks(problem, plan.objective, v.served, v.cost_per_h) for v in (best, value))
     row = None if value.answer is None else value.answer.binding
     limit = "" if row is None else f", where {_limit(row)} is full"
     if mine[0] > its[0] and problem.demand is not None:

@@ -16,7 +16,7 @@ from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
 from orchestrator.plan.paths import Ends, Net, Path, State, Terms
 from orchestrator.plan.queues import chance_within
-from orchestrator.plan.settle import Flows, decode_chance, service
+from orchestrator.plan.settle import Flows, crowded_lines, decode_chance, service
 from workers.api.messages import PREFILL
 from workers.api.record import record
 
@@ -188,12 +188,18 @@ def _most_load(net: Net, state: State, place: int, before: Flows | None) -> floa
     slack = [(rate, limit_s - net.prefill_s(kind, place, found)) for rate, kind in mix]
     total = sum(rate for rate, _ in slack)
 
+    burst = net.problem.burst
+
     def kept(load: float) -> float:
-        within = (
-            rate * chance_within(slack_s, group.count, load, mean_s, variation)
-            for rate, slack_s in slack
-        )
-        return sum(within) / total
+        within = 0.0
+        for rate, slack_s in slack:
+            chance = chance_within(slack_s, group.count, load, mean_s, variation)
+            if burst is not None:
+                slack_s -= burst.wait_s(load)
+                rushed = chance_within(slack_s, group.count, load, mean_s, variation)
+                chance += burst.share * (rushed - chance)
+            within += rate * chance
+        return within / total
 
     # Those that are late even when nobody waits are the programme's to place, not the queue's.
     return _most(kept, goal.share * kept(0.0), MOST_LOAD)
@@ -361,11 +367,18 @@ def _late(net: Net, programme: Programme, state: State, terms: list[Terms], caps
     )
     for place, batch in caps.batch.items():
         loaded.step_s[place] = net.decoding[place].step_s(batch, state.context[place])
+    burst = net.problem.burst
+    rush = loaded if burst is None else crowded_lines(loaded, burst)
     for column, (path, term) in enumerate(zip(net.paths, terms, strict=True), len(net.entries)):
         second_s = 2 * net.ground.home_s(path.site) + term.stall_s
         second_s += state.prefill_s[path.kind, path.site]
         if second_s > goal.second_s or decode_chance(net, path, term, loaded) < LIKELY:
             late(column, 1.0)
+        elif burst is not None and path.line is not None:
+            rushed = net.terms(path, rush)
+            second_s += rushed.stall_s - term.stall_s
+            if second_s > goal.second_s or decode_chance(net, path, rushed, rush) < LIKELY:
+                late(column, burst.share)
 
 
 def line_name(ends: Ends) -> str:

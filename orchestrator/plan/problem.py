@@ -81,11 +81,25 @@ class Goal:
 
 
 @record
+class Burst:
+    """For `seconds` requests come `factor` times as fast; `share` of all requests come in it."""
+
+    factor: float
+    seconds: float
+    share: float
+
+    def wait_s(self, load: float) -> float:
+        """What a request of the burst waits on average at something that is so loaded before."""
+        return max(0.0, self.factor * load - 1) * self.seconds / 2
+
+
+@record
 class Problem:
     """`classes` are served in proportion to their rates. `demand`: requests/s that are wanted.
 
     `reused_tokens`: what a cache must hold to find all that `hit` says. `gap_cv2`: squared
-    coefficient of variation of the times between two arrivals, 1 for Poisson's. `priced` False: no
+    coefficient of variation of the times between two arrivals, 1 for Poisson's; a `burst` comes on
+    top of all rates. `priced` False: no
     prices are known, and a chip's hour counts 1.
     """
 
@@ -98,6 +112,7 @@ class Problem:
     demand: float | None = None
     reused_tokens: float = 0.0
     gap_cv2: float = 1.0
+    burst: Burst | None = None
     handoff_bound_s: float = 1.0
     site_bytes_per_s: float = 25e9
     priced: bool = True

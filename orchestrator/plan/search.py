@@ -1,6 +1,6 @@
 """The best assignment: all of them while they are few, guided swaps from good starts beyond."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import product
 from math import prod
@@ -63,12 +63,13 @@ def plan(problem: Problem, objective: Objective = Objective.PER_COST) -> Plan:
             search.look(Assignment(posts=posts))
     else:
         search.climb(_starts(problem, bound))
-    tried = sorted(search.tried.values(), key=search.key, reverse=True)
+    # What is rough was hopeless, so it is behind all that are exact.
+    tried = sorted(search.tried.values(), key=lambda v: (not v.rough, search.key(v)), reverse=True)
     if not tried:
         search.look(Assignment(posts=tuple(options[-1] for options in choices)), always=True)
         tried = list(search.tried.values())
     best = tried[0]
-    if by_cost and not ranks(problem, objective, best)[0]:
+    if by_cost and not ranks(problem, objective, best.served, best.cost_per_h)[0]:
         by_cost, bound = False, relaxed(problem, per_cost=False)
     score = best.per_cost if by_cost else best.served
     return Plan(
@@ -83,34 +84,51 @@ def plan(problem: Problem, objective: Objective = Objective.PER_COST) -> Plan:
     )
 
 
-def ranks(problem: Problem, objective: Objective, value: Value) -> tuple[float, ...]:
+def ranks(
+    problem: Problem, objective: Objective, served: float, cost_per_h: float
+) -> tuple[float, ...]:
     """Higher is better."""
-    enough = problem.demand is None or value.served >= ENOUGH * problem.demand
+    enough = problem.demand is None or served >= ENOUGH * problem.demand
     if objective is Objective.GOODPUT or not enough:
-        return float(enough), value.served, -value.cost_per_h
-    return float(enough), value.per_cost, value.served
+        return float(enough), served, -cost_per_h
+    return float(enough), served / cost_per_h if cost_per_h else 0.0, served
 
 
 class _Search:
     def __init__(self, problem: Problem, objective: Objective) -> None:
         self.tried: dict[Assignment, Value] = {}
         self._problem, self._objective = problem, objective
+        self._best: Value | None = None
         self._ground = Ground(problem)
 
     def key(self, value: Value) -> tuple[float, ...]:
-        return ranks(self._problem, self._objective, value)
+        return ranks(self._problem, self._objective, value.served, value.cost_per_h)
 
     def look(self, assignment: Assignment, *, always: bool = False) -> Value | None:
         """Its value; None: it cannot serve anything, or nobody would want to know."""
         known = self.tried.get(assignment)
         if known is not None or not (assignment.possible or always):
             return known
-        value = self.tried[assignment] = value_of(self._problem, assignment, self._ground)
+        value = value_of(self._problem, assignment, self._ground, self._hopeless(assignment))
+        self.tried[assignment] = value
+        if not value.rough and (self._best is None or self.key(value) > self.key(self._best)):
+            self._best = value
         return value
+
+    def _hopeless(self, assignment: Assignment) -> Callable[[float], bool]:
+        best, problem = self._best, self._problem
+        if best is None:
+            return lambda most: False
+        cost_per_h, goal = assignment.chips_per_h(problem), self.key(best)
+
+        def hopeless(most: float) -> bool:
+            served = most if problem.demand is None else min(most, problem.demand)
+            return ranks(problem, self._objective, served, cost_per_h) < goal
+
+        return hopeless
 
     def climb(self, starts: Iterable[Assignment]) -> None:
         """From each start by the best of the likeliest swaps, until none is better."""
-        best: Value | None = None
         values = [value for start in starts if (value := self.look(start)) is not None]
         for value in sorted(values, key=self.key, reverse=True):
             here = value
@@ -124,8 +142,6 @@ class _Search:
                 if self.key(top) <= self.key(here):
                     break
                 here = top
-            if best is None or self.key(here) > self.key(best):
-                best = here
 
     def _swaps(self, value: Value) -> Iterator[Assignment]:
         """Neighbours that were not tried yet, those first of which the programme expects most."""

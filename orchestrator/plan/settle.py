@@ -1,9 +1,11 @@
 """What flows make of an assignment: waits, batches, hits; and how many requests keep the goal."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
 
 from orchestrator.plan.paths import Net, Path, State, Terms
+from orchestrator.plan.problem import Burst
 from orchestrator.plan.queues import (
     averaged,
     chance_within,
@@ -228,14 +230,40 @@ def _site_waits(net: Net, flows: Flows, state: State) -> dict[str, float]:
 
 def keeping(net: Net, flows: Flows, state: State) -> float:
     """The part of all requests that keep the goal; 0 where something is overloaded."""
-    total = sum(flows.going)
-    if not total or overloaded(net, state):
+    if not sum(flows.going) or overloaded(net, state):
         return 0.0
+    burst = net.problem.burst
+    calm = _kept(net, flows, state, [0.0] * len(net.groups))
+    if burst is None:
+        return calm
+    rush = sweep(net, flows.times(burst.factor), crowded_lines(state, burst))
+    waits_s = [burst.wait_s(load / burst.factor) for load in rush.load]
+    rush = replace(
+        crowded_lines(
+            replace(rush, line_load=state.line_load, line_wait_s=state.line_wait_s), burst
+        ),
+        load=[min(load, before) for load, before in zip(rush.load, state.load, strict=True)],
+        held=[min(held, FULL) for held in rush.held],
+    )
+    return (1 - burst.share) * calm + burst.share * _kept(net, flows, rush, waits_s)
+
+
+def crowded_lines(state: State, burst: Burst) -> State:
+    """The same with what the burst leaves waiting on every line."""
+    waits_s = {
+        ends: wait_s + burst.wait_s(state.line_load[ends])
+        for ends, wait_s in state.line_wait_s.items()
+    }
+    return replace(state, line_wait_s=waits_s)
+
+
+def _kept(net: Net, flows: Flows, state: State, waits_s: Sequence[float]) -> float:
+    """`waits_s`: what waits before each group already."""
     entering: dict[tuple[int, str], list[tuple[float, int]]] = {}
     for (kind, place), rate in zip(net.entries, flows.entering, strict=True):
         if rate:
             entering.setdefault((kind, net.groups[place].pool.site), []).append((rate, place))
-    queues = _Queues(net, flows, state)
+    queues = _Queues(net, flows, state, waits_s)
     kept = 0.0
     for path, rate in zip(net.paths, flows.going, strict=True):
         if not rate:
@@ -245,7 +273,7 @@ def keeping(net: Net, flows: Flows, state: State) -> float:
         if chance > 0:
             chance *= queues.first_chance(path, term, entering[path.kind, path.site])
         kept += rate * chance
-    return kept / total
+    return kept / sum(flows.going)
 
 
 def overloaded(net: Net, state: State) -> bool:
@@ -274,8 +302,8 @@ def decode_chance(net: Net, path: Path, term: Terms, state: State) -> float:
 class _Queues:
     """What a request waits for before its first token."""
 
-    def __init__(self, net: Net, flows: Flows, state: State) -> None:
-        self._net, self._state = net, state
+    def __init__(self, net: Net, flows: Flows, state: State, waits_s: Sequence[float]) -> None:
+        self._net, self._state, self._waits_s = net, state, waits_s
         weights: dict[int, list[tuple[float, int, int]]] = {}
         for (kind, place), rate in zip(net.entries, flows.entering, strict=True):
             weights.setdefault(place, []).append((rate, kind, place))
@@ -287,10 +315,12 @@ class _Queues:
         """That the first token (and the second, where the goal has one) is in time."""
         net, state, goal = self._net, self._state, self._net.problem.goal
         limit_s = min(goal.ttft_s, goal.second_s - term.stall_s)
-        limit_s -= 2 * net.ground.home_s(path.site)
+        limit_s -= 2 * net.ground.home_s(path.site) + self._waits_s[path.main]
+        if path.relay is not None:
+            limit_s -= self._waits_s[path.relay]
         chance = total = 0.0
         for rate, place in entering:
-            alone_s = net.prefill_s(path.kind, place, state.found[place])
+            alone_s = net.prefill_s(path.kind, place, state.found[place]) + self._waits_s[place]
             mean_s, cv2 = self._service[place]
             variation = (net.problem.gap_cv2 + cv2) / 2
             within = chance_within(

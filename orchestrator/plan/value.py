@@ -1,5 +1,7 @@
 """What one assignment serves: flows, waits, hits and relay lengths to a fixed point."""
 
+from collections.abc import Callable
+
 from orchestrator.plan.assignment import Assignment, groups_of
 from orchestrator.plan.flows import Answer, best_flows
 from orchestrator.plan.paths import Net, State, empty_state
@@ -8,6 +10,7 @@ from orchestrator.plan.settle import Flows, keeping, settle
 from workers.api.record import record
 
 ROUNDS = 12
+HOPE = 1.1  # the first round knows no waits, but caps for a mix that flows may improve
 CONVERGED = 0.005  # of the programme's rate, between two rounds
 CLOSE = 0.003  # of the rate, to the one that is looked for
 
@@ -35,6 +38,7 @@ class Value:
     state: State | None = None
     flows: Flows | None = None  # at `rate`
     why: str = ""
+    rough: bool = False
 
     @property
     def per_cost(self) -> float:
@@ -42,8 +46,17 @@ class Value:
         return 3600 * self.served / self.cost_per_h if self.cost_per_h else 0.0
 
 
-def value_of(problem: Problem, assignment: Assignment, ground: Ground | None = None) -> Value:
-    """Find the fixed point; pure, and the same for the same input."""
+def value_of(
+    problem: Problem,
+    assignment: Assignment,
+    ground: Ground | None = None,
+    hopeless: Callable[[float], bool] = lambda most: False,
+) -> Value:
+    """Find the fixed point; pure, and the same for the same input.
+
+    `hopeless` is asked whether somebody who serves at most so much is of any interest; if not, the
+    value is a `rough` one: what there would be if nobody waited.
+    """
     net = Net(problem, groups_of(problem, assignment), ground or Ground(problem))
     missing = _missing(net)
     if missing:
@@ -60,6 +73,8 @@ def value_of(problem: Problem, assignment: Assignment, ground: Ground | None = N
             break
         moved = 1.0 if answer is None else abs(found.rate / answer.rate - 1)
         answer, new = found, found.flows
+        if rounds == 1 and hopeless(HOPE * found.rate):
+            return _rough(net, assignment, found, state)
         if flows is not None and moved < CONVERGED:
             break
         # Half of the way: flows that jump between two equal ways would never settle.
@@ -85,6 +100,23 @@ def value_of(problem: Problem, assignment: Assignment, ground: Ground | None = N
         state=state,
         flows=flows,
         why=why,
+    )
+
+
+def _rough(net: Net, assignment: Assignment, answer: Answer, state: State) -> Value:
+    demand = net.problem.demand
+    served = answer.rate if demand is None else min(answer.rate, demand)
+    part = served / answer.rate
+    return Value(
+        assignment=assignment,
+        rate=answer.rate,
+        served=served,
+        most=answer.rate,
+        cost_per_h=_cost_per_h(net, assignment, answer.flows, part, state),
+        rounds=1,
+        moved=1.0,
+        answer=answer,
+        rough=True,
     )
 
 

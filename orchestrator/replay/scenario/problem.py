@@ -7,18 +7,19 @@ from itertools import islice, pairwise
 from orchestrator.errors import UserError
 from orchestrator.plan.assignment import ROLES, Assignment
 from orchestrator.plan.demand import Asked, classes_of, total_rate
-from orchestrator.plan.problem import ALL_ROLES, Goal, Line, Problem, Shape
+from orchestrator.plan.problem import ALL_ROLES, Burst, Goal, Line, Problem, Shape
 from orchestrator.plan.problem import Pool as PlanPool
 from orchestrator.replay.scenario.build import CHUNK_TOKENS, SLOTS, line_of, pool_costs
 from orchestrator.replay.scenario.impossible import GB, kv_gb, says
 from orchestrator.replay.scenario.schema import Compared, LinePrice, Scenario
 from orchestrator.replay.scenario.workload import make_workload, warming
+from orchestrator.replay.workload.generated import PDD_BURST, PDD_BURST_S, PDD_CALM_S
 from orchestrator.replay.workload.request import Workload
 from orchestrator.topology.schema import Pool, Site, Topology
 from workers.api.messages import Role
 
-MOST_READ = 20_000  # requests of a workload that are looked at
-MOST_CLASSES = 8
+MOST_READ = 40_000  # requests of a workload that are looked at
+MOST_CLASSES = 6
 LATE_REUSE = 0.9  # the part of what is found again that a cache should be large enough for
 
 
@@ -42,6 +43,8 @@ def problem_of(
     if not classes:
         raise UserError("workload: it has no requests to plan for")
     longest = max(request.prompt + request.output for request in asked)
+    burst, calm = burst_of(scenario, asked)
+    classes = [replace(kind, rate=kind.rate * calm) for kind in classes]
     pools = tuple(_pools(scenario, topology, longest, keep_roles=keep_roles))
     priced = all(price is not None for _, price in pools)
     return Problem(
@@ -55,7 +58,8 @@ def problem_of(
         kv_bytes_per_token=scenario.catalogue.models[topology.model].kv_bytes_per_token.value,
         demand=demand,
         reused_tokens=reused_tokens,
-        gap_cv2=_gap_cv2(asked),
+        gap_cv2=1.0 if burst else _gap_cv2(asked),
+        burst=burst,
         handoff_bound_s=topology.policy.handoff_bound_s,
         priced=priced,
     )
@@ -113,6 +117,27 @@ def read_demand(workload: Workload) -> tuple[list[Asked], float]:
         if left <= 0:
             return asked, float(distance)
     return asked, 0.0
+
+
+def burst_of(scenario: Scenario, asked: list[Asked]) -> tuple[Burst | None, float]:
+    """The worst burst that the file speaks of, and the rate outside it over the mean rate."""
+    workload = scenario.file.workload
+    if workload.preset is not None:
+        bursts = [(PDD_CALM_S, PDD_CALM_S + PDD_BURST_S, PDD_BURST)]
+    elif workload.generated is not None:
+        bursts = [(b.at_s, b.until_s, b.factor) for b in workload.generated.bursts]
+    else:
+        bursts = []
+    span = asked[-1].at - asked[0].at
+    # Its times are those of the rate it was made for.
+    own = [(begin, min(end, span), factor) for begin, end, factor in bursts if begin < span]
+    if not own or workload.limit is not None or workload.rate_per_s is not None:
+        return None, 1.0
+    more = sum((end - begin) * (factor - 1) for begin, end, factor in own)
+    calm = span / (span + more)
+    begin, end, factor = max(own, key=lambda b: (b[1] - b[0]) * (b[2] - 1))
+    share = (end - begin) * factor * calm / span
+    return Burst(factor=factor, seconds=end - begin, share=share), calm
 
 
 def _gap_cv2(asked: list[Asked]) -> float:

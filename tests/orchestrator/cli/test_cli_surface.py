@@ -40,6 +40,7 @@ SURFACE = {
     "bench mutants": ["--jobs", "--markdown", "--seeds", "-o/--output", "names"],
     "bench paper": ["--jobs", "--requests", "-o/--output"],
     "bench parity": ["-o/--output", "file"],
+    "bench plan": ["--jobs", "--only", "-o/--output"],
     "bench replay": ["--requests", "-o/--output"],
     "bench schedule": ["--seeds", "-o/--output"],
     "bench turns": ["--route", "--topology", "-o/--output"],
