@@ -13,7 +13,7 @@ from orchestrator.replay.scenario.workload import make_workload, warming, warmin
 from orchestrator.replay.setup import LineSpec, ModelSpec, ReplaySetup
 from orchestrator.replay.workload.request import Workload
 from orchestrator.state.config import CoreConfig
-from orchestrator.state.events import Arrived
+from orchestrator.state.events import Arrived, Route
 from orchestrator.topology.core import core_config
 from orchestrator.topology.schema import Link, Pool, Simulate, Topology
 from workers.costs import Costs, MeasuredCosts
@@ -137,8 +137,18 @@ def pool_costs(scenario: Scenario, topology: Topology, pool: Pool) -> Costs:
 
 
 def _asks(workload: Workload, *, named: bool) -> Iterator[tuple[float, Arrived]]:
-    """Prompts without names are found in no cache."""
+    """Prompts without names are found in no cache.
+
+    What only warms the caches goes without a relay, which would end it before main has its KV.
+    """
     for number, request in enumerate(workload.requests(), -warming(workload)):
-        name = f"r{number}" if number >= 0 else f"{WARMING}{-number}"
         prompt = Prompt(request.prompt, request.blocks if named else ())
-        yield request.at, Arrived(request=name, prompt_ids=prompt, limit=request.output)
+        yield (
+            request.at,
+            Arrived(
+                request=f"r{number}" if number >= 0 else f"{WARMING}{-number}",
+                prompt_ids=prompt,
+                limit=request.output,
+                route=None if number >= 0 else Route.DIRECT,
+            ),
+        )
