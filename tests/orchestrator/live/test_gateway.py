@@ -15,7 +15,7 @@ from orchestrator.live.directory import Directory
 from orchestrator.live.gateway import Gateway, load_tokenizer, read_card, take_port
 from orchestrator.live.openai.border.door import Door
 from orchestrator.topology.schema import Topology
-from tests.orchestrator.live.channel_peer import Peer, messages_line, serving
+from tests.orchestrator.live.channel_peer import Peer, Post, messages_line, serving
 from workers.api.history import extend_history
 from workers.api.messages import Landed, Load, TokenRun
 from workers.engines.models import resolve_model
@@ -239,6 +239,61 @@ def test_the_end_is_told_to_a_client_that_waits() -> None:
         assert text.endswith("data: [DONE]\n\n")
 
     uvloop.run(whole())
+
+
+def test_a_client_that_leaves_without_streaming_frees_every_leg() -> None:
+    async def scenario(w: World) -> None:
+        await w.all_up()
+        answer = w.complete()
+        starts = {name: await peer.message("start") for name, peer in w.peers.items()}
+        w.says("hami/p/0", starts["hami/p/0"], 0, [], 10)
+        await w.law_reaches("hami/r/0", 1)
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+        for name, peer in w.peers.items():
+            stop = await peer.message("stop")
+            assert (stop["request"], stop["epoch"]) == (
+                starts[name]["request"],
+                starts[name]["epoch"],
+            )
+        status = (await w.get("/status")).json()
+        assert status["requests"] == {"open": 0, "queued": 0}
+        scraped = (await w.get("/metrics")).text
+        assert 'pdd_requests_total{outcome="cancelled",route="none"} 1.0' in scraped
+
+    play(scenario)
+
+
+def test_what_clients_do_wrong_is_no_failure_of_a_worker() -> None:
+    async def scenario(w: World) -> None:
+        await w.all_up()
+        before = (await w.get("/status")).json()
+        wrong: list[tuple[dict[str, Any], int]] = [
+            ({"model": "another"}, 404),
+            ({"temperature": 9}, 400),
+            ({"prompt": [1] * 9000}, 400),
+            ({"prompt": [1] * 600}, 400),  # the model could, no worker has room
+            ({"prompt": "x" * (11 << 20)}, 413),
+        ]
+        for fields, status in wrong * 2:
+            answer = await w.complete(**fields)
+            assert answer.status_code == status, answer.text
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        after = (await w.get("/status")).json()
+        assert [(x["name"], x["state"]) for x in after["workers"]] == [
+            (x["name"], "up") for x in before["workers"]
+        ]
+        assert after["requests"] == {"open": 0, "queued": 0}
+        assert after["counts"] == {"failed_too_long": 2}, "of requests; nothing of workers"
+        for peer in w.peers.values():
+            assert not [kind for post in _told(peer) for kind in post.kinds]
+
+    play(scenario)
+
+
+def _told(peer: Peer) -> list[Post]:
+    """What the gateway has posted and nobody has looked at."""
+    return [peer.posts.get_nowait() for _ in range(peer.posts.qsize())]
 
 
 def test_agents_and_clients_have_keys_of_their_own() -> None:
