@@ -156,17 +156,18 @@ function breakEvens() {
     (found) => drawn.includes(found.along) && sliced(found) && found.pays.length);
   const pairs = axes.length < 2 || !somewhere ? [] : [[0, 1], [1, 0]];
   const placed = plots("evens", pairs.map(([along, over]) =>
-    [`Along ${axes[along].parameter}`, `where it begins to pay, over ${axes[over].parameter}`]));
+    [`Along ${axes[along].parameter}`, `the first edge of where it pays, over ${axes[over].parameter}`]));
   pairs.forEach(([along, over], k) => {
     const here = data.break_even.filter((found) => found.along === axes[along].parameter && sliced(found));
     const values = axes[along].values;
     const traces = far.map((policy) => {
       const mine = axes[over].values.map((v) =>
         here.find((found) => found.policy === policy && found.at[axes[over].parameter] === v));
-      const begins = (found) => (found.pays.length ? found.pays[0][0] ?? values[0] : null);
+      const inside = (found) => found.pays.flat().find((edge) => edge !== null);
+      const edge = (found) => inside(found) ?? (found.pays.length ? values[0] : null);
       return {
-        ...lineOf(names.indexOf(policy)), mode: "lines+markers", x: axes[over].values, y: mine.map(begins),
-        marker: { size: 8, symbol: mine.map((found) => (found.pays[0]?.[0] === null ? "circle-open" : "circle")) },
+        ...lineOf(names.indexOf(policy)), mode: "lines+markers", x: axes[over].values, y: mine.map(edge),
+        marker: { size: 8, symbol: mine.map((found) => (inside(found) === undefined ? "circle-open" : "circle")) },
         text: mine.map((found) => plain(found.text)),
         hovertemplate: `%{x}: <b>%{text}</b><extra>%{fullData.name}</extra>`, connectgaps: false,
       };
@@ -222,7 +223,7 @@ function words() {
     ? `Held against ${near}, by ${lower(measured)}. The line is the break-even; blue is where it pays.`
     : `Held against ${near}, by ${lower(measured)}. Dotted lines are where a policy begins or ends to pay.`;
   at("even-lead").textContent =
-    `From where on each policy gives more ${lower(measured)} than ${near}. An open circle: from the first value on.`;
+    `Where each policy begins or ends to give more ${lower(measured)} than ${near}. An open circle: it does everywhere.`;
   at("even-section").hidden = !paying;
 }
 

@@ -51,6 +51,7 @@ def test_two_axes(browser: webdriver.Chrome, tmp_path: Path) -> None:
     assert along_speed[0]["text"][0] == "everywhere"
     assert along_speed[0]["text"][2] == "from 20 Gbps on"
     assert along_distance[0]["text"] == ["up to 2000 km", "up to 8000 km", "everywhere"]
+    assert along_distance[0]["y"] == [2000, 8000, 0]
     assert "from 20 Gbps on" in words(browser, "even-table")
     assert len(browser.find_elements(By.CSS_SELECTOR, "#points tbody tr")) == 9
 
