@@ -3,6 +3,7 @@
 Real gateway, real worker process, simulated engine that makes a token for every stream each 20 ms.
 The client is raw sockets in a process of its own: it counts bytes and reads nothing but the usage
 chunk. Added TTFT is beside the very worker, asked for the same prompts over its own protocol.
+`loop_ns` is one addition in a Python loop: the machine's speed at the time.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ import httpx
 import orjson
 import psutil
 
+from benchmarks.driver import LOOP_ADDITIONS, loop_s
 from benchmarks.machine import machine
 from benchmarks.service import Served, serving
 from workers.api.messages import PREFILL, DownMessage, Start, Stop
@@ -103,6 +105,7 @@ def run(*, tell: Callable[[str], None]) -> dict[str, Any]:
     return {
         "model": served.model,
         "machine": measured_on,
+        "loop_ns": 1e9 * loop_s() / LOOP_ADDITIONS,
         "cells": cells,
         "peak_tokens_per_s": max(cell["tokens_per_s"] for cell in cells),
     }

@@ -135,7 +135,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
         self._fields_size = 0
-        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[typeddict-unknown-key]
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields_size += len(name) + len(value)
