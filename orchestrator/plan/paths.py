@@ -6,6 +6,7 @@ relay decodes until main has it and the handover is done. All times are seconds.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
 from orchestrator.plan.assignment import Group
@@ -87,6 +88,7 @@ class Net:
     paths: list[Path] = field(default_factory=list)
     lines: list[Ends] = field(default_factory=list)
     rates: dict[Ends, float] = field(default_factory=dict)
+    joined: bool = False  # somebody who prefills reaches somebody who decodes
     decoding: list[Decoding] = field(default_factory=list)  # of each group
 
     def __post_init__(self) -> None:
@@ -102,6 +104,8 @@ class Net:
                 relays.setdefault(group.pool.site, []).append(place)
             else:
                 mains.append(place)
+        ends = product(self.prefills, {self.groups[main].pool.site for main in mains})
+        self.joined = any(a == b or self.ground.line(a, b) is not None for a, b in ends)
         for kind, what in enumerate(self.problem.classes):
             for places in self.prefills.values():
                 for place in places:

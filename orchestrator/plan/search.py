@@ -14,6 +14,7 @@ from workers.api.record import record
 
 FEW = 300  # assignments that are all tried
 MOST_TRIED = 240  # by swaps
+CLIMBS = 3  # starts that share them
 BEAM = 12  # swaps that are tried before the best of them is taken
 FEW_POOLS = 4  # of which all pairs are starts
 ENOUGH = 0.999  # of the demand
@@ -132,7 +133,8 @@ class _Search:
         values = [value for start in starts if (value := self.look(start)) is not None]
         for value in sorted(values, key=self.key, reverse=True):
             here = value
-            while len(self.tried) < MOST_TRIED:
+            most = min(MOST_TRIED, len(self.tried) + MOST_TRIED // CLIMBS)
+            while len(self.tried) < most:
                 around = [
                     seen
                     for swap in list(self._swaps(here))[:BEAM]
@@ -202,15 +204,14 @@ def neighbours(pool: Pool, post: Post) -> Iterator[Post]:
         return post_of(pool, parallel, {**counts, **changes})
 
     for role in ROLES:
-        if role in pool.roles and post.workers < room:
-            yield made({role: counts[role] + 1})
-        if counts[role]:
-            yield made({role: counts[role] - 1})
+        left = room - post.workers
+        if role in pool.roles:
+            yield from (made({role: counts[role] + n}) for n in _strides(left))
+        for n in _strides(counts[role]):
+            yield made({role: counts[role] - n})
             for other in ROLES:
                 if other is not role and other in pool.roles:
-                    yield made({role: counts[role] - 1, other: counts[other] + 1})
-                    if counts[role] > 1 and not counts[other]:
-                        yield made({role: 0, other: counts[role]})
+                    yield made({role: counts[role] - n, other: counts[other] + n})
     if post.workers:
         yield made(dict.fromkeys(ROLES, 0))
     for shape in pool.shapes:
@@ -232,6 +233,11 @@ def neighbours(pool: Pool, post: Post) -> Iterator[Post]:
         for role in ROLES:
             if role in pool.roles:
                 yield made({role: room})
+
+
+def _strides(most: int) -> list[int]:
+    """One, a quarter, half, and all of so many."""
+    return sorted({n for n in (1, most // 4, most // 2, most) if 0 < n <= most})
 
 
 def _starts(problem: Problem, bound: Bound) -> Iterator[Assignment]:

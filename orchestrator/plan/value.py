@@ -77,8 +77,8 @@ def value_of(
             return _rough(net, assignment, found, state)
         if flows is not None and moved < CONVERGED:
             break
-        # Half of the way: flows that jump between two equal ways would never settle.
-        flows = new if flows is None else _between(flows, new)
+        # Part of the way, ever less: flows that jump between two ways would never settle.
+        flows = new if flows is None else _between(flows, new, 1 / rounds)
         state = settle(net, flows, state)
     assert answer is not None
     flows = answer.flows
@@ -149,10 +149,11 @@ def _highest(net: Net, flows: Flows, rate: float, state: State) -> tuple[float, 
     return low * rate, best, kept
 
 
-def _between(a: Flows, b: Flows) -> Flows:
+def _between(a: Flows, b: Flows, part: float) -> Flows:
+    """So far from `a` to `b`."""
     return Flows(
-        entering=tuple((x + y) / 2 for x, y in zip(a.entering, b.entering, strict=True)),
-        going=tuple((x + y) / 2 for x, y in zip(a.going, b.going, strict=True)),
+        entering=tuple(x + part * (y - x) for x, y in zip(a.entering, b.entering, strict=True)),
+        going=tuple(x + part * (y - x) for x, y in zip(a.going, b.going, strict=True)),
     )
 
 
@@ -192,7 +193,7 @@ def _missing(net: Net) -> str:
     for kind, what in enumerate(net.problem.classes):
         if kind in ways:
             continue
-        if not net.paths:
+        if not net.joined:
             return "no line joins a site that prefills to one that decodes"
         most = max(group.shape.kv_tokens for group in net.groups)
         return (

@@ -1,0 +1,154 @@
+"""The linear programme of one assignment, against what can be worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.plan.assignment import Assignment, Post, groups_of
+from orchestrator.plan.flows import MOST_HELD, MOST_LOAD, Answer, best_flows
+from orchestrator.plan.paths import Net, empty_state
+from orchestrator.plan.problem import Ground, Problem
+from orchestrator.plan.value import value_of
+from tests.orchestrator.plan.plan_problems import line, pool, problem
+from workers.costs import MeasuredCosts
+
+
+def assignment(*posts: tuple[str, int, int, int]) -> Assignment:
+    return Assignment(
+        posts=tuple(
+            Post(pool=name, parallel=1, prefill=prefill, relay=relay, main=main)
+            for name, prefill, relay, main in posts
+        )
+    )
+
+
+def solved(what: Problem, who: Assignment) -> Answer:
+    net = Net(what, groups_of(what, who), Ground(what))
+    answer = best_flows(net, empty_state(net), None)
+    assert answer is not None
+    return answer
+
+
+def test_prefill_is_the_limit_of_one_site() -> None:
+    """Two workers of 1000 tokens/s and prompts of 100 tokens: 20 a second, at the most load."""
+    what = problem(pool("a/x", 3))
+    answer = solved(what, assignment(("a/x", 2, 0, 1)))
+    assert answer.rate == pytest.approx(20 * MOST_LOAD)
+    assert str(answer.binding) == "prefill of a/x"
+
+
+def test_decode_is_the_limit_of_one_site() -> None:
+    """Steps that grow by 1 ms a sequence: with one worker so many tokens a second as its batch."""
+    slow = MeasuredCosts(prefill_tokens_per_s=1e6, decode_step_s=0.01, sequence_s=0.001)
+    what = problem(pool("a/x", 2, costs=slow), output=101.0, tpot_s=0.05)
+    answer = solved(what, assignment(("a/x", 1, 0, 1)))
+    assert str(answer.binding) == "main of a/x"
+    # At most 40 at once keep 50 ms, and fewer on average for nine in ten to keep it.
+    assert 25 / 0.035 / 100 < answer.rate < 40 / 0.05 / 100
+
+
+def test_a_line_is_the_limit_of_two_sites() -> None:
+    """Prompts of 100 tokens are 1e5 bytes, over a line of 1e6 bytes/s: 10 a second."""
+    what = problem(pool("a/x", 9), pool("b/y", 9), lines=(line("a", "b", 1e6),))
+    answer = solved(what, assignment(("a/x", 9, 0, 0), ("b/y", 0, 0, 9)))
+    assert answer.rate == pytest.approx(10 * MOST_LOAD)
+    assert str(answer.binding) == "line of a>b"
+    assert answer.worth[answer.rows.index(answer.binding)] == pytest.approx(1e-5)
+
+
+def test_memory_is_the_limit() -> None:
+    """1500 tokens hold ten requests of 150 for 0.1 s + 49 steps of 10 ms and what comes before."""
+    what = problem(pool("a/x", 60), pool("a/m", 1, kv_tokens=1500))
+    answer = solved(what, assignment(("a/x", 60, 0, 0), ("a/m", 0, 0, 1)))
+    assert str(answer.binding) == "memory of a/m main"
+    life_s = 0.1 + 49 * 0.01
+    assert answer.rate == pytest.approx(MOST_HELD * 1500 / 150 / life_s, rel=0.03)
+
+
+def test_known_prompts_cost_neither_prefill_nor_line() -> None:
+    lines = (line("a", "b", 1e6),)
+    cold = problem(pool("a/x", 9), pool("b/y", 9), lines=lines)
+    warm = problem(pool("a/x", 9), pool("b/y", 9), lines=lines, hit=50.0)
+    who = assignment(("a/x", 9, 0, 0), ("b/y", 0, 0, 9))
+    assert solved(warm, who).rate == pytest.approx(2 * solved(cold, who).rate)
+
+
+@pytest.mark.parametrize("which", ["line", "prefill"])
+def test_a_dual_is_the_slope(which: str) -> None:
+    """One per cent more of what binds, against the programme's own shadow price."""
+    speed = 1e6 if which == "line" else 1e9
+    workers = 9 if which == "line" else 1
+
+    def rate(factor: float) -> Answer:
+        costs = MeasuredCosts(
+            prefill_tokens_per_s=1000.0 * (1 if which == "line" else factor), decode_step_s=0.01
+        )
+        bytes_per_s = speed * (factor if which == "line" else 1)
+        what = problem(
+            pool("a/x", workers, costs=costs), pool("b/y", 9), lines=(line("a", "b", bytes_per_s),)
+        )
+        return solved(what, assignment(("a/x", workers, 0, 0), ("b/y", 0, 0, 9)))
+
+    before, after = rate(1.0), rate(1.01)
+    row = before.binding
+    assert row is not None
+    assert row.what == which
+    worth = before.worth[before.rows.index(row)]
+    assert after.rate - before.rate == pytest.approx(worth * row.most * 0.01, rel=1e-3)
+
+
+def test_without_a_line_there_is_no_way() -> None:
+    what = problem(pool("a/x", 1), pool("b/y", 1))
+    value = value_of(what, assignment(("a/x", 1, 0, 0), ("b/y", 0, 0, 1)))
+    assert value.rate == 0
+    assert value.why == "no line joins a site that prefills to one that decodes"
+
+
+def test_a_prompt_that_is_too_long_is_told_with_its_numbers() -> None:
+    what = problem(pool("a/x", 2, kv_tokens=120))
+    value = value_of(what, assignment(("a/x", 1, 0, 1)))
+    assert value.rate == 0
+    assert "100 + 50 tokens" in value.why
+    assert "120" in value.why
+
+
+def test_a_goal_that_nobody_keeps_is_told_with_its_numbers() -> None:
+    what = problem(pool("a/x", 2), ttft_s=0.05)
+    value = value_of(what, assignment(("a/x", 1, 0, 1)))
+    assert value.rate == 0
+    assert "100% of the requests miss TTFT 0.05 s" in value.why
+
+
+def test_waits_lower_the_rate_and_a_looser_goal_raises_it() -> None:
+    who = assignment(("a/x", 1, 0, 1))
+    rates = [
+        value_of(problem(pool("a/x", 2), ttft_s=ttft_s), who).rate for ttft_s in (0.15, 0.3, 1.0)
+    ]
+    assert 0 < rates[0] < rates[1] < rates[2] < 10
+
+
+def test_a_relay_hides_a_line_that_is_far() -> None:
+    """Half a second each way is more than 20 tokens may wait; relays bridge it."""
+    what = problem(
+        pool("a/x", 4), pool("b/y", 2), lines=(line("a", "b", 1e8, 0.5),), output=20.0, tpot_s=0.02
+    )
+    direct = value_of(what, assignment(("a/x", 2, 0, 0), ("b/y", 0, 0, 2)))
+    relay = value_of(what, assignment(("a/x", 2, 2, 0), ("b/y", 0, 0, 2)))
+    assert direct.rate == 0
+    assert relay.rate > 10
+
+
+def test_hits_settle_with_the_memory_that_legs_leave() -> None:
+    """A cache too small for what is known finds only a part of it."""
+    who = assignment(("a/x", 1, 0, 1))
+    large = problem(
+        pool("a/x", 2, kv_tokens=1_000_000), prompt=1000, hit=800.0, reused_tokens=100_000
+    )
+    small = replace(large, pools=(pool("a/x", 2, kv_tokens=50_000),))
+    much, less = value_of(large, who), value_of(small, who)
+    assert much.state is not None
+    assert less.state is not None
+    assert much.state.found[0] == pytest.approx(1.0)
+    assert 0.2 < less.state.found[0] < 0.6
+    assert less.rate < much.rate
+    assert less.moved < 0.02  # and says so
