@@ -266,6 +266,7 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "suffix": _one_of(""),
     "best_of": _one_of(1),
     "echo": _one_of(False),
+    "priority": _one_of(0),
 }
 _NEUTRAL_IN_MESSAGE: dict[str, Callable[[Any], bool]] = {
     "function_call": _one_of(),

@@ -201,6 +201,7 @@ class MachineRig:
         after: Sequence[int] | None = None,
         fed: int | None = None,
         worker: str | None = None,
+        cached: int = 0,
     ) -> list[Action]:
         """A token run; `after`: its history, the law so far when left out."""
         history = self.law[:index] if after is None else after
@@ -212,6 +213,7 @@ class MachineRig:
             ids=ids,
             hist=extend_history(EMPTY_HISTORY, history),
             fed=min(index, known) if ids else known,
+            cached=cached,
         )
         return self.hear(worker or self.req.legs[epoch].worker, message)
 

@@ -411,7 +411,7 @@ def test_a_name_may_come_again_after_its_end(rig: MachineRig) -> None:
 def test_the_summary_tells_what_happened(rig: MachineRig) -> None:
     rig.arrive(limit=6)
     rig.after(0.1)
-    rig.run(PREFILL, 0, 10)
+    rig.run(PREFILL, 0, 10, cached=2)
     rig.landed(RELAY)
     rig.after(0.05)
     rig.run(RELAY, 1, 11)
@@ -426,6 +426,7 @@ def test_the_summary_tells_what_happened(rig: MachineRig) -> None:
     s = rig.end.summary
     assert (s.route, s.handoff, s.handoff_index) == (Route.RELAY, rig.config.handoff, 3)
     assert (s.relay_tokens, s.prompt_tokens, s.completion_tokens) == (2, len(PROMPT), 6)
+    assert s.cached_tokens == 2
     assert s.queue_s == 0.0
     assert s.prefill_s == pytest.approx(0.1)
     assert s.kv_transfer_s == pytest.approx(0.1)
