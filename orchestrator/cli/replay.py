@@ -15,13 +15,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from orchestrator.cli.output import Format, FormatOption, print_json, tell
 from orchestrator.cli.sweeping import How, ResumeOption, SweepOption, check_writable, sweep_replay
 from orchestrator.errors import UserError
-from orchestrator.replay.report.metrics import summarise
+from orchestrator.plan.explain import explain, to_record
+from orchestrator.plan.search import Plan, plan
+from orchestrator.replay.report.metrics import Summary, summarise
 from orchestrator.replay.report.page import write_html
 from orchestrator.replay.report.record import record
 from orchestrator.replay.report.table import table
 from orchestrator.replay.scenario.about import about
 from orchestrator.replay.scenario.compare import TellAll, compare
 from orchestrator.replay.scenario.load import load_scenario, scenario_names
+from orchestrator.replay.scenario.problem import asked_rate, problem_of, with_plan
 from orchestrator.replay.scenario.schema import Compared, Scenario
 from orchestrator.replay.scenario.workload import expected_requests, make_workload
 from orchestrator.replay.workload.request import BadLine
@@ -30,6 +33,7 @@ from orchestrator.topology.mistakes import unknown
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 TIMELINES = 100  # of single requests in a page, of each policy
+PLANNED = "plan"  # the policy that replays the plan
 SHOWN_BAD = 5  # lines of a trace that are shown in the text
 
 
@@ -53,6 +57,9 @@ def replay(
     html: Annotated[
         Path | None, typer.Option(help="Write the report as one page that needs no network.")
     ] = None,
+    planned: Annotated[
+        bool, typer.Option("--plan", help="Also replay the roles that pdd plan finds.")
+    ] = False,
     sweep: SweepOption = None,
     resume: ResumeOption = None,
     output: FormatOption = Format.TEXT,
@@ -61,6 +68,13 @@ def replay(
     if rate is not None and not 0 < rate < float("inf"):
         raise UserError(f"--rate: must be above 0, got {rate:g}")
     scenario = _changed(load_scenario(file), requests, trace, rate, seed)
+    best: Plan | None = None
+    if planned:
+        problem = problem_of(scenario)
+        best = plan(replace(problem, demand=asked_rate(problem)))
+        if not best.best.rate:
+            raise UserError(f"--plan: {explain(best).headline}")
+        scenario = with_plan(scenario, best.best.assignment, PLANNED)
     policies = _chosen(scenario, policy)
     workload = make_workload(scenario)
     if html is not None:
@@ -85,11 +99,26 @@ def replay(
         tell(f"{html}: {html.stat().st_size / 1e6:.1f} MB, to be opened in a browser")
     if output is Format.JSON:
         told = record(summaries, scenario.goal, what)
-        print_json(told | {"bad_lines": workload.bad})
+        with_it = {"plan": to_record(best, None)} if best is not None else {}
+        print_json(told | {"bad_lines": workload.bad} | with_it)
     else:
         console = Console()
         console.print(what.title, markup=False, highlight=False)
         console.print(table(summaries, scenario.goal))
+        for summary in summaries:
+            if best is not None and summary.policy == PLANNED:
+                console.print(_beside(best, summary), markup=False, highlight=False)
+
+
+def _beside(best: Plan, summary: Summary) -> str:
+    """What the plan says, and what came of it."""
+    value = best.best
+    return (
+        f"plan: {value.assignment}\n"
+        f"planned: {value.served:.3g} requests/s within the goal (up to {value.rate:.3g}), "
+        f"{value.cost_per_h:.4g} an hour; simulated: {summary.goodput_per_s:.3g} requests/s, "
+        f"{summary.within_slo:.1%} of all"
+    )
 
 
 def _given(

@@ -262,6 +262,17 @@ def roles_by_plan(scenario: Scenario, assignment: Assignment, name: str = "plan"
     return scenario.with_file(file)
 
 
+def with_plan(scenario: Scenario, assignment: Assignment, name: str = "plan") -> Scenario:
+    """The scenario with one policy more, of that name: the assignment's topology."""
+    planned = roles_by_plan(scenario, assignment, name).file
+    policy = Compared(name=name, topology=planned.topology)
+    others = tuple(other for other in scenario.file.policies if other.name != name)
+    prices = scenario.file.prices
+    prices = prices.model_copy(update={"pools": planned.prices.pools | prices.pools})
+    changes = {"policies": (*others, policy), "prices": prices}
+    return scenario.with_file(scenario.file.model_copy(update=changes))
+
+
 def _as(pool: Pool, role: Role, workers: int, parallel: int) -> Pool:
     changes = {"roles": frozenset({role}), "instances": workers, "parallel": parallel}
     return pool.model_copy(update={**changes, "count": workers * parallel})

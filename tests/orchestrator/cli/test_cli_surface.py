@@ -56,7 +56,7 @@ SURFACE = {
         *("--resume", "--sweep", "-o/--output", "file"),
     ],
     "replay": [
-        *("--html", "--jobs", "--policy", "--rate", "--requests", "--resume", "--seed"),
+        *("--html", "--jobs", "--plan", "--policy", "--rate", "--requests", "--resume", "--seed"),
         *("--sweep", "--trace", "-o/--output"),
         "file",
     ],
