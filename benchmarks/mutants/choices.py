@@ -77,7 +77,7 @@ CHOICES = (
         "route",
         "the line's queue is ignored",
         P + "router",
-        ("link.waiting_bytes(now) + link.wire_bytes(nbytes)", "link.wire_bytes(nbytes)"),
+        ("max(0.0, link.waiting_bytes(now) / goodput - prefill.turn_s)", "0.0"),
     ),
     broken(
         "route",
