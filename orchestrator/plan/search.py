@@ -3,19 +3,21 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import product
-from math import prod
+from math import inf, prod
 
 from orchestrator.plan.assignment import ROLES, Assignment, Post, post_of, posts_of
 from orchestrator.plan.bound import Bound, relaxed
-from orchestrator.plan.problem import Ground, Pool, Problem
+from orchestrator.plan.problem import Ground, Pool, Problem, Shape
+from orchestrator.plan.speeds import Decoding, prefill_busy_s
 from orchestrator.plan.value import Value, value_of
 from workers.api.messages import MAIN, PREFILL, Role
 from workers.api.record import record
 
 FEW = 300  # assignments that are all tried
-MOST_TRIED = 240  # by swaps
-CLIMBS = 3  # starts that share them
+MOST_TRIED = 400  # by swaps
+CLIMBS = 4  # starts that share them
 BEAM = 12  # swaps that are tried before the best of them is taken
+CHEAP = 4  # shapes of which pairs are starts where pools are many
 FEW_POOLS = 4  # of which all pairs are starts
 ENOUGH = 0.999  # of the demand
 
@@ -249,6 +251,7 @@ def _starts(problem: Problem, bound: Bound) -> Iterator[Assignment]:
             posts=tuple(_rounded(pool, bound.split.get(pool.name, {}), size) for pool in pools)
         )
     if len(pools) > FEW_POOLS:
+        yield from _cheap_pairs(problem, idle)
         return
     for (a, first), (b, second) in product(enumerate(pools), repeat=2):
         for one, other in product(first.shapes, second.shapes):
@@ -259,6 +262,36 @@ def _starts(problem: Problem, bound: Bound) -> Iterator[Assignment]:
             elif one is other and one.most > 1:
                 half = one.most // 2
                 posts[a] = post_of(first, one.parallel, {PREFILL: half, MAIN: one.most - half})
+            yield Assignment(posts=tuple(posts))
+
+
+def _cheap_pairs(problem: Problem, idle: list[Post]) -> Iterator[Assignment]:
+    """One worker each of the pools that prefill and decode for the least money."""
+    shares, classes = problem.shares, problem.classes
+    prompt = sum(s * (c.prompt - c.hit) for s, c in zip(shares, classes, strict=True))
+    context = sum(s * (c.prompt + c.output / 2) for s, c in zip(shares, classes, strict=True))
+
+    def prefill_cost(pool: Pool, shape: Shape) -> float:
+        seconds = prefill_busy_s(shape.costs, round(prompt), 0, pool.chunk_tokens)
+        return seconds * shape.parallel * pool.price_per_h
+
+    def main_cost(pool: Pool, shape: Shape) -> float:
+        decoding = Decoding(shape.costs)
+        most = min(pool.slots, int(shape.kv_tokens / context))
+        batch = decoding.batch_within(context, problem.goal.tpot_s, max(1, most))
+        seconds = decoding.step_s(batch, context) / batch if batch else inf
+        return seconds * shape.parallel * pool.price_per_h
+
+    every = [
+        (place, pool, shape) for place, pool in enumerate(problem.pools) for shape in pool.shapes
+    ]
+    first = sorted(every, key=lambda one: prefill_cost(*one[1:]))[:CHEAP]
+    second = sorted(every, key=lambda one: main_cost(*one[1:]))[:CHEAP]
+    for (a, one, shape), (b, other, shape_b) in product(first, second):
+        if a != b:
+            posts = idle[:]
+            posts[a] = post_of(one, shape.parallel, {PREFILL: 1})
+            posts[b] = post_of(other, shape_b.parallel, {MAIN: 1})
             yield Assignment(posts=tuple(posts))
 
 
