@@ -13,6 +13,8 @@ import psutil
 
 OBJECT_STORE_BYTES = 100 * 2**20  # cells and figures are small; Ray wants at least 75 MiB
 AHEAD = 2  # cells that wait for each core, so that none is idle
+# Ray takes 127.0.0.1 for "find out my own address" and would listen to the network.
+HOST = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 STARTS = 3
 KILLED_S = 10.0
 
@@ -115,7 +117,7 @@ def _start(ray: Any, jobs: int) -> None:
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
+                _node_ip_address=HOST,
             )
         except Exception as error:  # Ray raises just that
             ray.shutdown()
