@@ -83,7 +83,7 @@ CHOICES = (
         "route",
         "a forced route without room fails",
         P + "router",
-        ("if d.route is ask.forced] or found", "if d.route is ask.forced]"),
+        ("found = found or list(", "_ = found or list("),
     ),
     broken(
         "route",

@@ -6,7 +6,7 @@ prefill begins, with queue, B and d as they are believed now (`state.links`); a 
 N = T_kv / tau_R tokens fit the output.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from enum import StrEnum
 from math import ceil, inf
@@ -95,12 +95,13 @@ def relay_reserve(ask: Ask, relay_tokens: int) -> int:
 def choose(ask: Ask, world: World) -> Decision | Refusal:
     """The fastest admissible route, or why there is none."""
     live = [w for w in world.workers.values() if w.name not in ask.excluded and not w.draining]
-    found = list(_decisions(ask, world, live, only_with_room=True))
+    # Of the route that is forced first: most often nobody needs to know of the others.
+    found = list(_decisions(ask, world, live, ask.forced, only_with_room=True))
     if ask.forced is not None:
-        found = [d for d in found if d.route is ask.forced] or found
+        found = found or list(_decisions(ask, world, live, None, only_with_room=True))
     if found:
         return min(found, key=_rank) if len(found) > 1 else found[0]
-    if any(True for _ in _decisions(ask, world, live, only_with_room=False)):
+    if any(True for _ in _decisions(ask, world, live, None, only_with_room=False)):
         return Refusal.BUSY
     fits = [w for w in live if main_reserve(ask) <= min(w.up.max_context, w.up.kv_total_tokens)]
     return Refusal.NOBODY if fits or not live else Refusal.TOO_LONG
@@ -138,7 +139,7 @@ def place(
             role not in w.up.roles,
             0.0 if w.site == near else world.rtt_s(w.site, near),
             -hits.get(w.name, 0),
-            w.slots_used / w.up.slots + w.prefill_queue_tokens / w.prefill_tokens_per_s,
+            w.share + w.prefill_queue_tokens / w.prefill_tokens_per_s,
             w.name,
         )
 
@@ -156,6 +157,11 @@ def _rank(d: Decision) -> tuple[bool, float, int, str, str]:
     return (d.late, round(d.cost_s / TIE_S) * TIE_S, ORDER[d.route], d.prefill, d.main)
 
 
+# A worker with what it is chosen by, the smallest first; names differ, so no two are equal.
+_Ranked = tuple[float, str, WorkerView]
+_RankedMain = tuple[int, float, str, WorkerView]
+
+
 class _Prefill(NamedTuple):
     """A worker for the prefill leg, with what that leg will take."""
 
@@ -166,54 +172,67 @@ class _Prefill(NamedTuple):
 
 
 def _decisions(
-    ask: Ask, world: World, live: list[WorkerView], *, only_with_room: bool
+    ask: Ask,
+    world: World,
+    live: list[WorkerView],
+    route: Route | None,
+    *,
+    only_with_room: bool,
 ) -> Iterator[Decision]:
-    need_main, need_relay = main_reserve(ask), relay_reserve(ask, 0)
-
-    def room(w: WorkerView) -> int:
-        return w.room if only_with_room else w.up.kv_total_tokens
-
-    def fits_beside(w: WorkerView, p: WorkerView, tokens: int) -> bool:
-        return w is not p or _both_fit(p, ask.tokens + tokens, only_with_room)
-
-    prefills: list[WorkerView] = []
-    relays: list[tuple[float, str, WorkerView]] = []
-    mains: list[WorkerView] = []
+    """The best of each site's workers, put together in every way, or those of one `route`."""
+    tokens, need_main, need_relay = ask.tokens, main_reserve(ask), relay_reserve(ask, 0)
+    prefills: dict[str, _Ranked] = {}  # by site, the best
+    relays: list[tuple[float, str, WorkerView, int]] = []  # the last: tokens it has room for
+    mains: dict[str, list[_RankedMain]] = {}
     for w in live:
-        if need_main > w.up.max_context:
+        up = w.up
+        if need_main > up.max_context:
             continue
-        roles, most = ANY_ROLE if ask.any_role else w.up.roles, room(w)
-        if PREFILL in roles and ask.tokens <= most:
-            prefills.append(w)
+        roles = ANY_ROLE if ask.any_role else up.roles
+        most = w.room if only_with_room else w.up.kv_total_tokens
+        if PREFILL in roles and tokens <= most:
+            ranked = _turn_s(w) + _prefill_s(ask, w), w.name, w
+            if w.site not in prefills or ranked < prefills[w.site]:
+                prefills[w.site] = ranked
         if RELAY in roles and need_relay <= most:
-            relays.append((w.slots_used / w.up.slots, w.name, w))
+            relays.append((w.share, w.name, w, most))
         if MAIN in roles and need_main <= most:
-            mains.append(w)
+            # The one with the longest hit is taken, then the lightest.
+            ranked_main = -ask.hits.get(w.name, 0), w.share, w.name, w
+            mains.setdefault(w.site, []).append(ranked_main)
     relays.sort()
 
-    for p in _best_per_site(prefills, lambda w: (_turn_s(w) + _prefill_s(ask, w), w.name)):
+    for _, _, p in prefills.values():
         turn_s, prefill_s = _turn_s(p), _prefill_s(ask, p)
         ttft_s = turn_s + prefill_s + world.rtt_s(world.gateway_site, p.site)
         prefill = _Prefill(p, turn_s, prefill_s, ttft_s)
         if ask.remaining <= 1:
-            yield _predict(ask, world, prefill, None, p, 0.0)  # its own token is the last one
+            if route is None or route is LOCAL:
+                yield _predict(ask, world, prefill, None, p, 0.0)  # its own token is the last one
             continue
-        if p in mains and fits_beside(p, p, need_main):
-            yield _predict(ask, world, prefill, None, p, 0.0)
-        for m in _best_per_site([m for m in mains if m is not p], lambda w: _weight(ask, w)):
-            if not world.connected(p.site, m.site):
+        for site, ranked_mains in mains.items():
+            near = site == p.site
+            if route is not None and near is not (route is LOCAL):
                 continue
+            if near and any(other is p for _, _, _, other in ranked_mains):
+                if _both_fit(p, tokens + need_main, only_with_room):
+                    yield _predict(ask, world, prefill, None, p, 0.0)
+                ranked_mains = [ranked for ranked in ranked_mains if ranked[3] is not p]
+            if not ranked_mains or not world.connected(p.site, site):
+                continue
+            m = min(ranked_mains)[3]
             kv_s = _transfer_s(ask, world, prefill, m)
-            yield _predict(ask, world, prefill, None, m, kv_s)
-            if m.site == p.site:
+            if route is not RELAYED:
+                yield _predict(ask, world, prefill, None, m, kv_s)
+            if near or route is DIRECT:
                 continue
-            for _, _, relay in relays:
+            for _, _, relay, most in relays:
                 if relay.site != p.site:
                     continue
                 relayed = _predict(ask, world, prefill, relay, m, kv_s)
                 # The slower the line, the more the relay will decode and has to set aside.
-                need_relay = relay_reserve(ask, relayed.relay_tokens)
-                if need_relay <= room(relay) and fits_beside(relay, p, need_relay):
+                need = relay_reserve(ask, relayed.relay_tokens)
+                if need <= most and (relay is not p or _both_fit(p, tokens + need, only_with_room)):
                     yield relayed
                     break
 
@@ -223,22 +242,6 @@ def _both_fit(w: WorkerView, tokens: int, only_with_room: bool) -> bool:
     if not only_with_room:
         return w.up.slots >= 2 and tokens <= w.up.kv_total_tokens
     return w.slots_used + 2 <= w.up.slots and w.tokens_booked + tokens <= w.up.kv_total_tokens
-
-
-def _best_per_site(
-    workers: Iterable[WorkerView], key: Callable[[WorkerView], tuple[float | str, ...]]
-) -> list[WorkerView]:
-    best: dict[str, tuple[tuple[float | str, ...], WorkerView]] = {}
-    for w in workers:
-        found = key(w), w
-        if w.site not in best or found[0] < best[w.site][0]:
-            best[w.site] = found
-    return [w for _, w in best.values()]
-
-
-def _weight(ask: Ask, w: WorkerView) -> tuple[float | str, ...]:
-    """Of main workers the one with the longest hit is taken, then the lightest."""
-    return -ask.hits.get(w.name, 0), w.slots_used / w.up.slots, w.name
 
 
 def _turn_s(p: WorkerView) -> float:

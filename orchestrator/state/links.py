@@ -78,6 +78,7 @@ class LinkView:
     seen_rtt: Measured | None = field(default=None, init=False)
     _full_since: float | None = field(default=None, init=False)
     _senders: dict[str, _Sender] = field(default_factory=dict, init=False)
+    _reporting: dict[str, _Sender] = field(default_factory=dict, init=False)  # that have a `load`
     _promised_bytes: int = field(default=0, init=False)
     _raw_bytes: float = field(default=0.0, init=False)
     _coded_bytes: float = field(default=0.0, init=False)
@@ -110,6 +111,7 @@ class LinkView:
         sender = self._senders.setdefault(worker, _Sender())
         before = sender.load
         sender.load, sender.at = load, now
+        self._reporting[worker] = sender
         for leg in [leg for leg, transfer in sender.untold.items() if transfer.at + TOLD_S <= now]:
             sender.untold_bytes -= sender.untold.pop(leg).nbytes
         rtt_s = load.rtt_s or 0.0
@@ -119,7 +121,7 @@ class LinkView:
 
     def forget(self, worker: str) -> None:
         """The worker is gone, or another in its place; its transfers end with their legs."""
-        sender = self._senders.get(worker)
+        sender = self._reporting.pop(worker, None)
         if sender is not None:
             sender.load = None
 
@@ -152,7 +154,7 @@ class LinkView:
         A sender that does not report is taken to have sent nothing of what was promised.
         """
         coded, raw = 0, self._promised_bytes
-        for sender in self._senders.values():
+        for sender in self._reporting.values():
             load = sender.load
             if load is not None and now - sender.at <= REPORTS_S:
                 coded += load.queue_bytes

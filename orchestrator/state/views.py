@@ -29,6 +29,8 @@ class Booking(NamedTuple):
 class WorkerView:
     """One worker as this gateway knows it. The totals are those of `bookings`.
 
+    `room`: tokens one more leg may have by the books, below 0 when every slot is taken; `share`:
+    the part of the slots that are taken. Both are read far more often than the books change.
     `prefill_queue_tokens`: prompt tokens that must be computed before a new leg's turn. `step_s`
     (per decode step) and `prefill_tokens_per_s` are as last reported, and never 0.
     """
@@ -44,9 +46,12 @@ class WorkerView:
     slots_used: int = field(default=0, init=False)
     tokens_booked: int = field(default=0, init=False)
     prefill_queue_tokens: int = field(default=0, init=False)
+    room: int = field(init=False)
+    share: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.name, self.site = self.up.worker, self.up.site
+        self.room = self.up.kv_total_tokens
         if self.load is not None:
             self.report(self.load)
 
@@ -75,13 +80,10 @@ class WorkerView:
         self.slots_used += sign * booking.decoding_slot
         self.tokens_booked += sign * booking.tokens
         self.prefill_queue_tokens += sign * booking.prefill_tokens
-
-    @property
-    def room(self) -> int:
-        """Tokens one more leg may have by the books; below 0 when every slot is taken."""
-        if self.slots_used >= self.up.slots:
-            return -1
-        return self.up.kv_total_tokens - self.tokens_booked
+        slots = self.up.slots
+        free = self.slots_used < slots
+        self.room = self.up.kv_total_tokens - self.tokens_booked if free else -1
+        self.share = self.slots_used / slots
 
     def has_room(self, tokens: int) -> bool:
         """Whether one more leg of `tokens` fits the books."""
