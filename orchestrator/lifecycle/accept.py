@@ -16,7 +16,8 @@ from workers.api.messages import (
 def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
     """Judge a run of a live leg, then every run that waited for its turn."""
     fed, accepted = leg.fed, leg.accepted
-    end, own = run.index + len(run.ids), has_own(run)
+    end = run.index + len(run.ids)
+    own = has_own(run)
     leg.heard_at = now
     leg.resync_after = 0.0
     leg.resync_wait = ctx.config.deadlines.resync
@@ -31,7 +32,8 @@ def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) ->
     if own and leg.role is PREFILL and len(req.law.ids) > leg.base:
         leg.produced = True  # from now on it only holds KV
         ctx.free_slot(leg)
-    recheck(ctx, req, now)
+    if req.parks:
+        recheck(ctx, req, now)
     if not req.owes(leg):
         leg.owes_since = None
     elif leg.owes_since is None or (fed, accepted) != (leg.fed, leg.accepted):
@@ -49,6 +51,7 @@ def recheck(ctx: Context, req: Request, now: float) -> bool:
         if leg.parked:
             break
     else:
+        req.parks = False
         return False
     before = len(req.law.ids)
     moved = True
@@ -73,6 +76,7 @@ def _judge(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> b
         return False
     if run.index > length:
         _park(leg, run)
+        req.parks = True
         return False
     if not length and leg.role is not PREFILL:
         ctx.counts["premature_runs"] += 1  # rule 8: prefill alone samples index 0
@@ -87,6 +91,7 @@ def _judge(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> b
     authority = req.authority
     if authority is not None and leg.rank < authority.rank:
         _park(leg, run)
+        req.parks = True
         return False
     _accept(ctx, req, leg, run, skip, now)
     return True

@@ -97,7 +97,7 @@ class Machine:
             self._expire(now)
         if ctx.room_made:
             ctx.room_made = False
-            if self._waiting:
+            if self._waiting.length:
                 self._admit(now)
         return ctx.actions
 
@@ -138,12 +138,15 @@ class Machine:
         ctx, name = self.ctx, req.name
         if not req.over:
             reconcile(ctx, req, now)
-            if recheck(ctx, req, now):
+            if req.parks and recheck(ctx, req, now):
                 reconcile(ctx, req, now)
             if req.phase is RACE:
                 end_relay(ctx, req, now)
         if not req.over:
-            self._feed(req, now)
+            law = len(req.law.ids)
+            for leg in req.legs.values():
+                if leg.role is not PREFILL and leg.sent < law:
+                    ctx.feed(req, leg, max(leg.fed, leg.sent - FEED_OVERLAP), now)
         release(ctx, req, now)
         if req.over:
             end = finish if req.failed is None else tell_failure
@@ -152,7 +155,7 @@ class Machine:
             return
         if not req.legs:
             self._waiting.add(req)
-        elif self._waiting:
+        elif self._waiting.length:
             self._waiting.discard(name)
         due = deadlines.next_due(ctx, req)
         if due != req.due_at:
@@ -167,15 +170,10 @@ class Machine:
         self._due = [(at, name) for at, name in dues if at is not None]
         heapq.heapify(self._due)
 
-    def _feed(self, req: Request, now: float) -> None:
-        law = len(req.law.ids)
-        for leg in req.legs.values():
-            if leg.role is not PREFILL and leg.sent < law:
-                self.ctx.feed(req, leg, max(leg.fed, leg.sent - FEED_OVERLAP), now)
-
     def _forget(self, req: Request) -> None:
         self.requests.pop(req.name, None)
-        self._waiting.discard(req.name)
+        if self._waiting.length:
+            self._waiting.discard(req.name)
 
     def _expire(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
@@ -336,10 +334,10 @@ class Machine:
     # ------------------------------------------------------------ messages of live legs
 
     def _token_run(self, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
-        if leg.role is not PREFILL and not leg.landed and has_own(run):
-            # It cannot sample without its KV: the word that it landed is late or lost.
-            self._has_landed(req, leg, now)
         if leg.role is not PREFILL:
+            if leg.landed_at is None and has_own(run):
+                # It cannot sample without its KV: the word that it landed is late or lost.
+                self._has_landed(req, leg, now)
             take_run(self.ctx, req, leg, run, now)
             return
         before = len(req.law.ids)

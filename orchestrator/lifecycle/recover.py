@@ -29,7 +29,8 @@ Rule = Callable[[Context, Request, float], bool]
 def reconcile(ctx: Context, req: Request, now: float) -> None:
     """Apply the phase's duties until none has anything to do."""
     for _ in range(ROUNDS):
-        settle_phase(req)
+        if req.joint_phase() is not req.phase:
+            settle_phase(req)
         for rule in DUTIES[req.phase]:
             if rule(ctx, req, now):
                 break

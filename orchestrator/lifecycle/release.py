@@ -19,7 +19,7 @@ def release(ctx: Context, req: Request, now: float) -> None:
     law = len(req.law.ids)
     if req.released == law:
         return
-    pace = pace_s(ctx, req)
+    pace = pace_s(ctx, req) if req.account.relay_tokens else None
     if pace is None:
         _emit(ctx, req, law, now)
         req.release_at = None

@@ -182,6 +182,7 @@ class Request:
     restarts: int = 0
     refused: bool = False  # what it lacks was refused, not lost
     relay_finishes: bool = False  # no further main is tried; the relay brings the request home
+    parks: bool = False  # some leg may have runs that wait for their turn
     released: int = 0
     release_at: float | None = None  # when the next paced token is due
     lead_spent: bool = False  # after the handoff nothing was held back any more
@@ -230,12 +231,10 @@ class Request:
     @property
     def authority(self) -> Leg | None:
         """The highest-ranked live leg with an accepted token."""
-        leg = self.main
-        if leg is None or not leg.accepted:
-            leg = self.relay
-        if leg is None or not leg.accepted:
-            leg = self.prefill
-        return leg if leg is not None and leg.accepted else None
+        for leg in (self.main, self.relay, self.prefill):
+            if leg is not None and leg.accepted:
+                return leg
+        return None
 
     def owes(self, leg: Leg) -> bool:
         """Whether a leg that speaks leaves something out, so that it must be asked.

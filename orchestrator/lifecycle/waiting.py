@@ -12,9 +12,10 @@ class WaitingLine:
     def __init__(self) -> None:
         self._begun: OrderedDict[str, None] = OrderedDict()
         self._new: OrderedDict[str, None] = OrderedDict()
+        self.length = 0  # looked at after every event
 
     def __len__(self) -> int:
-        return len(self._begun) + len(self._new)
+        return self.length
 
     def __contains__(self, name: str) -> bool:
         return name in self._begun or name in self._new
@@ -22,11 +23,13 @@ class WaitingLine:
     def add(self, req: Request) -> None:
         """It waits from now on, or still: then it keeps its place. Nobody gets tokens meanwhile."""
         (self._begun if req.law.ids else self._new)[req.name] = None
+        self.length = len(self._begun) + len(self._new)
 
     def discard(self, name: str) -> None:
         """It does not wait, whether it did or not."""
         self._begun.pop(name, None)
         self._new.pop(name, None)
+        self.length = len(self._begun) + len(self._new)
 
     def behind(self, passed: int) -> str | None:
         """Who stands behind the first `passed`; None: nobody."""
