@@ -273,7 +273,7 @@ CORE = (
         "9",
         "main sets too little aside",
         L + "context",
-        ("            return len(req.spec.prompt_ids) + req.limit\n", "            return have\n"),
+        ("            return req.prompt + req.limit\n", "            return have\n"),
     ),
     broken(
         "9",

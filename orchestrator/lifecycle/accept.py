@@ -12,6 +12,8 @@ from workers.api.messages import (
     TokenRun,
 )
 
+STOP, LENGTH = FinishReason
+
 
 def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
     """Judge a run of a live leg, then every run that waited for its turn."""
@@ -34,7 +36,7 @@ def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) ->
         ctx.free_slot(leg)
     if req.parks:
         recheck(ctx, req, now)
-    if not req.owes(leg):
+    if (leg.accepted and not leg.parked) or not req.owes(leg):
         leg.owes_since = None
     elif leg.owes_since is None or (fed, accepted) != (leg.fed, leg.accepted):
         leg.owes_since = now
@@ -88,7 +90,7 @@ def _judge(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) -> b
     if skip >= len(run.ids):
         ctx.counts["duplicate_runs"] += 1
         return False
-    authority = req.authority
+    authority = None if leg.role is MAIN else req.authority  # nobody ranks higher
     if authority is not None and leg.rank < authority.rank:
         _park(leg, run)
         req.parks = True
@@ -152,7 +154,7 @@ def _ending(req: Request, ids: Sequence[int], base: int) -> tuple[int, FinishRea
     """How many of `ids`, from index `base` on, become law; and whether the request ends so."""
     spec = req.spec
     keep = min(len(ids), spec.limit - base)
-    reason = FinishReason.LENGTH if base + keep >= spec.limit else None
+    reason = LENGTH if base + keep >= spec.limit else None
     if spec.stop_ids:
         for i in range(keep):
             if ids[i] in spec.stop_ids and base + i >= spec.min_tokens:

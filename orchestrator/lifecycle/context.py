@@ -22,6 +22,8 @@ from workers.api.messages import (
     Stop,
 )
 
+_NAMES = {role: role.value for role in Role}  # a plain string of each
+
 
 @dataclass(slots=True)
 class Context:
@@ -62,12 +64,12 @@ class Context:
         )
         req.next_epoch += 1
         req.add(leg)
-        req.account.workers[role.value] = worker
+        req.account.workers[_NAMES[role]] = worker
         spec = req.spec
         booking = Booking(
             role=role,
             tokens=reserve,
-            prefill_tokens=len(spec.prompt_ids) + law if role is PREFILL else 0,
+            prefill_tokens=req.prompt + law if role is PREFILL else 0,
         )
         view.book(leg.key, booking)
         self.send(
@@ -96,7 +98,7 @@ class Context:
         """Have `source` send `target` the KV it lacks."""
         target.source = source.epoch
         target.source_at = now
-        prompt = len(req.spec.prompt_ids)
+        prompt = req.prompt
         self.send(
             source.worker,
             SendKV(
@@ -129,7 +131,8 @@ class Context:
         view = self.world.workers.get(leg.worker)
         if view is not None and view.unbook(leg.key):
             self.room_made = True
-        self.unqueue(leg)
+        if leg.queued_on:
+            self.unqueue(leg)
         for other in req.legs.values():
             if other.source == leg.epoch and not other.landed:
                 other.source = None
@@ -181,11 +184,11 @@ class Context:
 
     def reserve(self, req: Request, role: Role) -> int:
         """Tokens of KV memory a leg sets aside (PROTOCOL, rule 9)."""
-        have = len(req.spec.prompt_ids) + len(req.law.ids)
+        have = req.prompt + len(req.law.ids)
         if role is PREFILL:
             return have
         if role is MAIN:
-            return len(req.spec.prompt_ids) + req.limit
+            return req.prompt + req.limit
         planned = req.decision.relay_tokens if req.decision else 0
         likely = planned or expected_output(req.remaining)
         return have + min(req.remaining, 2 * max(likely, 16))

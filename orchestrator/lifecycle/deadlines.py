@@ -33,6 +33,8 @@ def next_due(ctx: Context, req: Request) -> float:
         if at < soonest:
             soonest = at
     for leg in req.legs.values():
+        if leg.produced:
+            continue  # a prefill that holds its KV, and nothing is due of it
         late_at, _, ask_at, _ = _leg_dues(ctx, req, leg)
         if late_at < soonest:
             soonest = late_at

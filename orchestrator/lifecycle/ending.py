@@ -12,7 +12,7 @@ RETRY_AFTER_S = {Failure.OVERLOADED: 1.0, Failure.UNAVAILABLE: 5.0}
 
 def stop_all(ctx: Context, req: Request) -> None:
     """End every live leg."""
-    for leg in list(req.legs.values()):
+    for leg in tuple(req.legs.values()):
         ctx.stop_leg(req, leg)
 
 
@@ -83,7 +83,7 @@ def summarise(req: Request) -> Summary:
         handoff=req.mode if a.relay_tokens else None,
         handoff_index=a.handoff_index,
         relay_tokens=a.relay_tokens,
-        prompt_tokens=len(req.spec.prompt_ids),
+        prompt_tokens=req.prompt,
         cached_tokens=a.cached_tokens,
         completion_tokens=len(req.law.ids),
         queue_s=routed_at - req.arrived_at,

@@ -71,7 +71,7 @@ def find_place(ctx: Context, req: Request, now: float) -> Refusal | None:
 
 
 def _try_route(ctx: Context, req: Request, now: float, *, any_role: bool) -> Refusal | None:
-    tokens = len(req.spec.prompt_ids) + len(req.law.ids)
+    tokens = req.prompt + len(req.law.ids)
     ask = Ask(
         tokens=tokens,
         remaining=req.remaining,
@@ -274,7 +274,7 @@ def resume_relay(ctx: Context, req: Request, now: float) -> bool:
 
 def _longest(req: Request) -> int:
     """Tokens the sequence can have in the end."""
-    return len(req.spec.prompt_ids) + req.limit
+    return req.prompt + req.limit
 
 
 def _main_attempts_left(ctx: Context, req: Request) -> bool:

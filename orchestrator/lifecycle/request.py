@@ -168,6 +168,7 @@ class Request:
     watch: StopWatch | None
     prefix: tuple[Name, ...]
     name: str = field(init=False)
+    prompt: int = field(init=False)  # tokens
     phase: Phase = Phase.QUEUED
     decision: Decision | None = None
     law: Law = field(default_factory=Law)
@@ -195,7 +196,7 @@ class Request:
     due_at: float | None = None  # when the machine looks at it again, as its heap has it
 
     def __post_init__(self) -> None:
-        self.name = self.spec.request
+        self.name, self.prompt = self.spec.request, len(self.spec.prompt_ids)
 
     @property
     def limit(self) -> int:
