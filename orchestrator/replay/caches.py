@@ -31,6 +31,12 @@ class PrefixCache:
     def hold(self, blocks: Sequence[int]) -> None:
         """A leg has these blocks."""
         held, idle = self._held, self._idle
+        if held.keys().isdisjoint(blocks):  # most often, of what was just computed
+            held.update(dict.fromkeys(blocks, 1))
+            if idle and not idle.keys().isdisjoint(blocks):
+                for block in blocks:
+                    idle.pop(block, None)
+            return
         for block in blocks:
             if block in held:
                 held[block] += 1

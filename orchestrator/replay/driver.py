@@ -25,6 +25,7 @@ from orchestrator.state.views import SAME_SITE_RTT_S
 from orchestrator.virtual.gateway import IdWatch
 from orchestrator.virtual.schedule import Schedule
 from workers.api.messages import (
+    RELAY,
     DownMessage,
     Load,
     Role,
@@ -302,7 +303,7 @@ class Replay:
                     lines[worker].append(message)
                 else:
                     lines[worker] = [message]
-                if isinstance(message, Start) and message.role is Role.RELAY:
+                if isinstance(message, Start) and message.role is RELAY:
                     self._relayed.add(message.request)
             elif isinstance(action, Emit):
                 outcome = self.outcomes[action.request]
@@ -315,8 +316,12 @@ class Replay:
                         outcome.second_at = now
             else:
                 self._over(action)
-        for worker, messages in lines.items():
-            self._at(now + self._worker_delay[worker], self.workers[worker].take, messages)
+        posts: dict[float, list[tuple[ModelWorker, list[DownMessage]]]] = {}
+        for name, messages in lines.items():
+            post = self.workers[name], messages
+            posts.setdefault(self._worker_delay[name], []).append(post)
+        for delay_s, together in posts.items():
+            self._at(now + delay_s, _deliver, together)
 
     def _over(self, end: Finish | Fail) -> None:
         name = end.request
@@ -337,9 +342,10 @@ class Replay:
         self._at(self.schedule.now + self._worker_delay[name], self._heard, name, messages)
 
     def _heard(self, worker: str, messages: Sequence[UpMessage]) -> None:
+        relayed = self._relayed
         for message in messages:
             self._tell(Heard(worker=worker, message=message))
-            if self._relayed and isinstance(message, TokenRun) and message.request in self._relayed:
+            if relayed and isinstance(message, TokenRun) and message.request in relayed:
                 self._handing.heard(message)
             elif self._relayed and isinstance(message, Load):
                 self._handing.speeds_told()
@@ -397,7 +403,9 @@ class Replay:
         self._handing.landed(transfer)
 
     def _closed(self, key: LegKey) -> None:
-        for transfer in tuple(self._moving.get(key[0], ())):
+        if key[0] not in self._moving:
+            return
+        for transfer in tuple(self._moving[key[0]]):
             if key in (transfer.source, transfer.target):
                 self._forget(transfer)
                 transfer.line.drop(transfer)
@@ -413,3 +421,9 @@ class Replay:
         outcome = self.outcomes.get(leg.key[0])
         if outcome is not None:
             write_prefill(outcome, leg, worker.spec.name, self.schedule.now)
+
+
+def _deliver(posts: Sequence[tuple[ModelWorker, Sequence[DownMessage]]]) -> None:
+    """Hand workers what was sent to them at one time, and takes as long to each of them."""
+    for worker, messages in posts:
+        worker.take(messages)

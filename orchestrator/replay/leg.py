@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.replay import tokens
 from orchestrator.replay.lines.ramp import Chunks, Ramp, layerwise
-from workers.api.messages import Role, SendKV, Start, TokenRun
+from workers.api.messages import PREFILL, SendKV, Start, TokenRun
 
 LegKey = tuple[str, int]  # request and epoch
 
@@ -20,7 +20,7 @@ class ModelLeg:
 
     start: Start
     key: LegKey
-    reserved: int  # tokens of KV memory
+    reserved: int = field(init=False)  # tokens of KV memory
     prompt: int = field(init=False)
     end: int = field(init=False)  # the output length at which it is complete
     landed: bool = field(init=False)
@@ -49,10 +49,13 @@ class ModelLeg:
         start = self.start
         self.prompt = len(start.prompt_ids)
         self.law = self.own = self.said = len(start.law_ids)
-        prefill = start.role is Role.PREFILL
+        prefill = start.role is PREFILL
         self.landed = prefill
         self.computed = 0 if prefill else self.prompt + start.cover
-        self.end = min(self.own + 1, start.limit) if prefill else _end(start)
+        if prefill:
+            self.end = min(self.own + 1, start.limit)
+        else:
+            self.end = _end(start) if start.stop_ids else start.limit
 
     @property
     def goal(self) -> int:
@@ -61,7 +64,7 @@ class ModelLeg:
 
     def ramp(self, first: int, stop: int, *, layers: int, token_bytes: int) -> Ramp:
         """How its KV of tokens [first, stop) came, if it prefilled them; else it came at once."""
-        if self.start.role is not Role.PREFILL or self.began_at is None:
+        if self.start.role is not PREFILL or self.began_at is None:
             return ()
         return layerwise(
             self.began_at,

@@ -43,12 +43,13 @@ class Steps:
 
     def step_s(self) -> float:
         """Seconds of the decode step that runs, or of the fastest there is."""
+        batch = self.batch
+        if not batch.size:
+            return self._idle_s
         done = 0
         if self.running and self._steps > 1:
-            done = self.batch.steps_until(self._schedule.now - self._began_at, self.chunk) - 1
-        if self.batch.size:
-            return self.batch.step_s(0.0, done)
-        return self._idle_s
+            done = batch.steps_until(self._schedule.now - self._began_at, self.chunk) - 1
+        return batch.step_s(0.0, done)
 
     def begin(self, due: float | None, *, single: bool) -> None:
         """Begin the next step; there is something to compute.

@@ -11,7 +11,7 @@ from collections import deque
 from orchestrator.replay.batch import SLACK, Batch
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.virtual.schedule import Schedule
-from workers.api.messages import Role, UpMessage
+from workers.api.messages import RELAY, UpMessage
 
 
 class Voice:
@@ -29,7 +29,7 @@ class Voice:
         self._schedule = schedule
         self._batch = batch
         self._report_s = report_s
-        self._reports: deque[tuple[float, ModelLeg]] = deque()  # when a relay speaks next
+        self.reports: deque[tuple[float, ModelLeg]] = deque()  # when a relay speaks next
 
     def own(self, leg: ModelLeg) -> int:
         """A leg's output tokens, by the last step that has ended."""
@@ -51,9 +51,9 @@ class Voice:
         """A leg begins to decode."""
         if leg.fresh or leg.racing or self.every_step:
             self.aloud[leg.key] = leg
-        if leg.start.role is Role.RELAY and not leg.reports:
+        if leg.start.role is RELAY and not leg.reports:
             leg.reports = True
-            self._reports.append((self._schedule.now + self._report_s, leg))
+            self.reports.append((self._schedule.now + self._report_s, leg))
 
     def left(self, leg: ModelLeg) -> None:
         """It decodes no longer."""
@@ -74,7 +74,7 @@ class Voice:
 
     def due(self) -> float | None:
         """When a relay has been silent for long enough."""
-        reports = self._reports
+        reports = self.reports
         while reports and reports[0][1].leaves_at is None:
             reports.popleft()[1].reports = False
         return reports[0][0] if reports else None
@@ -87,7 +87,7 @@ class Voice:
                 leg.fresh = False
                 if not (leg.racing or self.every_step):
                     del self.aloud[key]
-        reports, now = self._reports, self._schedule.now
+        reports, now = self.reports, self._schedule.now
         while reports and reports[0][0] <= now + SLACK:
             leg = reports.popleft()[1]
             leg.reports = leg.leaves_at is not None

@@ -19,6 +19,7 @@ from orchestrator.replay.steps import Steps
 from orchestrator.replay.voice import Voice
 from orchestrator.virtual.schedule import Schedule
 from workers.api.messages import (
+    PREFILL,
     DownMessage,
     Feed,
     Landed,
@@ -28,7 +29,6 @@ from workers.api.messages import (
     Refused,
     Resume,
     Resync,
-    Role,
     SendKV,
     Start,
     Stop,
@@ -100,11 +100,12 @@ class ModelWorker:
         """What its gateway sends."""
         if self.dead:
             return
+        legs = self.legs
         for message in messages:
-            if isinstance(message, Start):
+            if type(message) is Start:
                 self._start(message)
                 continue
-            leg = self.legs.get((message.request, message.epoch))
+            leg = legs.get((message.request, message.epoch))
             if leg is not None:
                 _ROWS[type(message)](self, leg, message)
         self._go_on()
@@ -192,18 +193,18 @@ class ModelWorker:
         if key in self.legs:
             return
         spec = self.spec
-        tokens = max(start.reserve, len(start.prompt_ids) + len(start.law_ids) + 1)
-        reserved = in_blocks(tokens)
+        leg = ModelLeg(start=start, key=key)
+        reserved = leg.reserved = in_blocks(max(start.reserve, leg.prompt + leg.law + 1))
         if self.slots_used >= spec.slots:
             self._refuse(key, f"all {spec.slots} slots of {spec.name} are taken")
             return
         if reserved > self.memory.free_tokens:
             self._refuse(key, f"{reserved} tokens of KV wanted, {self.memory.free_tokens} are free")
             return
-        leg = self.legs[key] = ModelLeg(start=start, key=key, reserved=reserved)
+        self.legs[key] = leg
         self.memory.take(leg)
         self.slots_used += 1
-        if start.role is Role.PREFILL:
+        if start.role is PREFILL:
             leg.todo = leg.prompt + leg.law - leg.hit
             self._queue.append(leg)
             if self._steps.chunk is NO_CHUNK:
@@ -254,7 +255,7 @@ class ModelWorker:
 
     def _send_waiting(self, leg: ModelLeg) -> None:
         """Send what a leg was asked for, if it has all of it."""
-        if leg.exports and (leg.held or leg.start.role is not Role.PREFILL) and leg.landed:
+        if leg.exports and (leg.held or leg.start.role is not PREFILL) and leg.landed:
             exports, leg.exports = leg.exports, []
             for at, send in exports:
                 self._move(self, leg, send, at)
@@ -366,9 +367,10 @@ class ModelWorker:
 
     def _left(self, leg: ModelLeg) -> None:
         """A leg has reached its goal."""
-        self._voice.left(leg)
+        voice = self._voice
+        voice.left(leg)
         if leg.own >= leg.end:
-            self._voice.speak(leg)
+            voice.speak(leg)
         else:
             self._aim(leg, None)
 
@@ -379,18 +381,21 @@ class ModelWorker:
         self._steps.cut()
 
     def _go_on(self) -> None:
+        voice = self._voice
         if not self._steps.running and (self._batch.size or self._queue):
-            voice = self._voice
-            self._steps.begin(voice.due(), single=voice.every_step or bool(voice.aloud))
-        if self._voice.up:
-            messages, self._voice.up = self._voice.up, []
+            single = voice.every_step or bool(voice.aloud)
+            self._steps.begin(voice.due() if voice.reports else None, single=single)
+        if voice.up:
+            messages, voice.up = voice.up, []
             self._say_up(self, messages)
 
     def _ended(self, left: list[ModelLeg], computed: list[ModelLeg]) -> None:
         """The step that ran is over: see `Steps`."""
         for leg in left:
             self._left(leg)
-        self._voice.after_step()
+        voice = self._voice
+        if voice.aloud or voice.reports:
+            voice.after_step()
         for leg in computed:
             self._computed(leg)
         if self._inbox:
@@ -402,12 +407,13 @@ class ModelWorker:
     def _computed(self, leg: ModelLeg) -> None:
         """A leg has KV for all it knows: it samples its next token, and goes on."""
         leg.computed = leg.prompt + leg.own
-        if leg.start.role is Role.PREFILL:
+        prefill = leg.start.role is PREFILL
+        if prefill:
             self.memory.keep(leg)
         leg.own += leg.own < leg.end
         leg.fresh = False
         self._voice.speak(leg)
-        if leg.start.role is Role.PREFILL:
+        if prefill:
             self._prefilled(self, leg)
             leg.held = True
             self.slots_used -= 1
