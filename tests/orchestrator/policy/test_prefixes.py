@@ -1,5 +1,9 @@
 """The book of cached prefixes."""
 
+import random
+from collections import OrderedDict
+from itertools import takewhile
+
 from orchestrator.policy.prefixes import BLOCK, BlockNames, PrefixBook, block_hashes
 
 IDS = tuple(range(100, 100 + 4 * BLOCK))
@@ -72,3 +76,24 @@ def test_the_book_is_bounded_and_keeps_what_was_seen_last() -> None:
     book.note("a", new[:1])
     book.note("a", old[:3])
     assert book.hits(new, ["a"]) == {"a": BLOCK}
+
+
+def test_the_book_forgets_like_a_plain_list_in_order_of_the_last_note() -> None:
+    """Chains that share their heads, noted again and again, against the simplest book there is."""
+    draw = random.Random(1)
+    for limit in (1, 3, 7, 40):
+        names = BlockNames()
+        names.blocks_per_worker = limit
+        book, known = PrefixBook(names), OrderedDict[object, None]()
+        for _ in range(300):
+            tail, length = draw.randrange(4), draw.randrange(1, 8)
+            chain = tuple((tail if i > 2 else 0, i) for i in range(length))
+            book.note("a", chain)
+            for name in chain:
+                known[name] = None
+                known.move_to_end(name)
+            while len(known) > limit:
+                known.popitem(last=False)
+            asked = tuple((draw.randrange(4) if i > 2 else 0, i) for i in range(8))
+            depth = len(list(takewhile(known.__contains__, asked)))
+            assert book.hits(asked, ["a"]) == ({"a": depth * BLOCK} if depth else {})
