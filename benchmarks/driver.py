@@ -26,6 +26,7 @@ STEPPED_PART = 10
 LOOP_ADDITIONS = 5_000_000
 
 KV_BYTES_PER_TOKEN = 327_680  # Llama-3.1-70B in bfloat16
+SITE_BYTES_PER_S = 25e9  # 200 Gbps, as a topology's default
 NEAR = MeasuredCosts(
     prefill_tokens_per_s=15_000, decode_step_s=0.030, context_s=1.5e-7, sequence_s=0.0003
 )
@@ -78,7 +79,12 @@ def setup(*, every_step: bool = False) -> ReplaySetup:
         ("shenzhen/memory", Role.MAIN, FAR, 400_000),
     ]
     return ReplaySetup(
-        core=CoreConfig(gateway="gateway", gateway_site="shenzhen", queue_limit=1_000_000),
+        core=CoreConfig(
+            gateway="gateway",
+            gateway_site="shenzhen",
+            queue_limit=1_000_000,
+            site_bytes_per_s=dict.fromkeys(("hami", "shenzhen"), SITE_BYTES_PER_S),
+        ),
         workers=tuple(
             ModelSpec(
                 name=f"{pool}/{number}",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from orchestrator.replay import tokens
-from orchestrator.replay.lines.ramp import Chunks, Ramp, layerwise
+from orchestrator.replay.lines.ramp import Chunk, Ramp, layerwise
 from workers.api.messages import PREFILL, SendKV, Start, TokenRun
 
 LegKey = tuple[str, int]  # request and epoch
@@ -42,7 +42,7 @@ class ModelLeg:
     reports: bool = False  # it waits for its turn to speak after a silence
     blocks: tuple[int, ...] = ()  # that it holds of the worker's prefix cache
     hit: int = 0  # prompt tokens that were in it at the start
-    chunks: list[Chunks] = field(default_factory=list)  # that it has computed
+    chunks: list[Chunk] = field(default_factory=list)  # that it has computed
     exports: list[tuple[float, SendKV]] = field(default_factory=list)  # that wait, and since when
 
     def __post_init__(self) -> None:

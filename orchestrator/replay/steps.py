@@ -124,14 +124,22 @@ class Steps:
         if plan != self._plan:
             return
         self.running = False
-        left = self.batch.advance(self._steps) if self.batch.size else []
         computed = []
         if self._chunks:
+            ends = self._chunk_ends()
             for leg, tokens in self._chunks:
                 leg.todo -= tokens * self._steps
-                leg.chunks.append((self._schedule.now, tokens, self._steps))
+                leg.chunks.extend((end, tokens) for end in ends)
                 if not leg.todo:
                     self.queue.remove(leg)
                     computed.append(leg)
             self._chunks.clear()
+        left = self.batch.advance(self._steps) if self.batch.size else []
         self._ended(left, computed)
+
+    def _chunk_ends(self) -> list[float]:
+        """When each of the steps that are over now ended."""
+        batch, chunk = self.batch, self.chunk
+        ends = [self._began_at + batch.elapsed_s(n, chunk) for n in range(1, self._steps)]
+        ends.append(self._schedule.now)
+        return ends

@@ -5,9 +5,8 @@ from math import inf
 
 # (time, bytes of KV that are there by then), linear in between, nothing before the first.
 Ramp = tuple[tuple[float, float], ...]
-# Chunks of one prompt, alike and one after another: when the last had ended, tokens of each, how
-# many.
-Chunks = tuple[float, int, int]
+# A chunk of a prompt: when it had been computed, and its tokens.
+Chunk = tuple[float, int]
 
 _MOST_GAPS = 16  # before neighbours are merged
 _SMEAR = 0.5  # of the time since; on a full line a quarter changes the mean wait by 0.3 %
@@ -15,7 +14,7 @@ _SMEAR = 0.5  # of the time since; on a full line a quarter changes the mean wai
 
 def layerwise(
     began_at: float,
-    chunks: Sequence[Chunks],
+    chunks: Sequence[Chunk],
     layers: int,
     *,
     hit: int,
@@ -27,18 +26,16 @@ def layerwise(
     it is computed; with 1 for `layers`, each chunk.
 
     `hit`: tokens that were there when it began, from a cache. A layer is late by the time it takes,
-    so of the last chunk one layer's bytes are left when the prefill ends. Chunks that are alike are
-    taken to last equally long.
+    so of the last chunk one layer's bytes are left when the prefill ends.
     """
     start, at = began_at, hit
     there = max(0, min(hit, stop) - first)
     last: tuple[float, float] = (began_at, there)
     points = [last] if there else []
-    for ended_at, tokens, count in chunks:
-        after = at + tokens * count
+    for ended_at, tokens in chunks:
+        after = at + tokens
         if after > first:
-            unwanted = max(0, first - at) // tokens
-            points.append((start + (unwanted + 1 / layers) * (ended_at - start) / count, there))
+            points.append((start + (ended_at - start) / layers, there))
             done = min(after, stop) - first
             last = ended_at, done - min(tokens, done - there) / layers
             there = done

@@ -70,7 +70,7 @@ class Way:
 
 def one_chunk(ended_at: float, nbytes: int, layers: int, began_at: float = 0.0) -> Ramp:
     """Of a prompt whose tokens take a byte each."""
-    chunks = [(ended_at, nbytes, 1)]
+    chunks = [(ended_at, nbytes)]
     return layerwise(began_at, chunks, layers, hit=0, first=0, stop=nbytes, token_bytes=1.0)
 
 

@@ -25,10 +25,18 @@ def idle(begin: float, end: float, rate: float = 100.0) -> Spare:
 def ramp(
     began_at: float, chunks: list[tuple[float, int, int]], layers: int, **changes: int
 ) -> Ramp:
-    """Of a prompt of which every token is wanted and takes 1 byte."""
+    """Of a prompt of which every token is wanted and takes 1 byte.
+
+    `chunks`: when so many of so many tokens each, that take equally long, had been computed.
+    """
     tokens = sum(each * count for _, each, count in chunks) + changes.get("hit", 0)
     wanted = {"hit": 0, "first": 0, "stop": tokens} | changes
-    return layerwise(began_at, chunks, layers, token_bytes=1.0, **wanted)
+    single, start = [], began_at
+    for ended_at, each, count in chunks:
+        step_s = (ended_at - start) / count
+        single += [(start + n * step_s, each) for n in range(1, count + 1)]
+        start = ended_at
+    return layerwise(began_at, single, layers, token_bytes=1.0, **wanted)
 
 
 def test_layers_of_one_chunk() -> None:
@@ -42,8 +50,9 @@ def test_layers_of_several_chunks() -> None:
 
 
 def test_chunks_in_a_row_are_late_by_a_layer_of_one() -> None:
-    assert ramp(0.0, [(12.0, 100, 3)], 4) == ((1.0, 0.0), (12.0, 275.0))
-    assert ramp(0.0, [(12.0, 100, 3)], 1) == ((4.0, 0.0), (12.0, 200.0))
+    layered, whole = ramp(0.0, [(12.0, 100, 3)], 4), ramp(0.0, [(12.0, 100, 3)], 1)
+    assert layered == ((1.0, 0.0), (5.0, 100.0), (9.0, 200.0), (12.0, 275.0))
+    assert whole == ((4.0, 0.0), (8.0, 100.0), (12.0, 200.0), (12.0, 200.0))
 
 
 def test_a_cached_prefix_need_not_wait() -> None:
