@@ -59,7 +59,8 @@ def new_leg(number: int, prompt: int, output: int) -> ModelLeg:
         limit=output,
         reserve=0,
     )
-    leg = ModelLeg(start=start, key=(start.request, 0), reserved=0)
+    leg = ModelLeg(start=start, key=(start.request, 0))
+    leg.reserved = 0
     leg.todo = prompt
     return leg
 

@@ -11,8 +11,8 @@ from transport.stream.schedule import (
     rank,
 )
 
-SIZES = st.floats(0, 1e12)
-TIMES = st.floats(0, 1e5)
+SIZES = st.integers(0, 10**12)  # whole bytes
+TIMES = st.floats(0, 1e5, allow_subnormal=False)
 WEIGHTS = st.floats(0.01, 100)
 AGEINGS = st.floats(1e3, 1e9)
 # On a busy machine drawing six numbers may take long.
