@@ -22,7 +22,7 @@ FormatOption = Annotated[
 
 def print_json(value: object) -> None:
     """One JSON document, indented, to standard output; dataclasses and enums included."""
-    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+    print(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
 
 
 def tell(line: str) -> None:

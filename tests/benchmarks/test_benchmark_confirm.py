@@ -4,6 +4,7 @@ Its workers and streams are the real ones and go token by token: what is fitted 
 must tell of requests that were not probed.
 """
 
+import json
 import random
 from dataclasses import asdict, replace
 from functools import cache
@@ -15,6 +16,7 @@ import pytest
 from benchmarks.confirm import JUDGED, PROBES, confirm, middle, sampled
 from benchmarks.fitted import Sample, fit
 from benchmarks.handoff import OUTPUT_TOKENS, PROMPT_TOKENS, ROUTES, Measured
+from orchestrator.cli.output import print_json
 from orchestrator.state.actions import Finish
 from orchestrator.state.events import Arrived, HandoffMode, Route
 from orchestrator.topology.core import core_config
@@ -124,6 +126,12 @@ def test_what_was_not_probed_is_told(home: str) -> None:
     confirmed = confirm(lived(home), probed(home), TOPOLOGY, home, 2)
     assert set(confirmed["replay"]) == set(ROUTES)
     assert confirmed["worst_error"] < 0.02
+
+
+def test_all_of_it_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json(confirm(lived(), probed(), TOPOLOGY, "far", 1))
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["fitted"]["slower"]) == {"local", "direct", "relay"}
 
 
 def test_the_constants_are_those_of_the_deployment() -> None:
