@@ -26,6 +26,7 @@ from orchestrator.state.events import (
     Heard,
     LinkTold,
     Reconnected,
+    RolesTold,
     Ticked,
     WorkerDraining,
     WorkerLost,
@@ -313,6 +314,14 @@ class Machine:
             view.draining = False
             self.ctx.room_made = True
 
+    def _roles_told(self, event: RolesTold, now: float) -> None:
+        view = self.ctx.world.workers.get(event.worker)
+        if view is not None and view.roles != event.roles:
+            self.ctx.counts["roles_changed"] += 1
+            view.roles = event.roles
+            # A role that somebody has now, or that nobody has any more: then any worker may serve.
+            self.ctx.room_made = True
+
     def _reconnected(self, event: Reconnected, now: float) -> None:
         for req in list(self.requests.values()):
             legs = [leg for leg in req.legs.values() if leg.worker == event.worker]
@@ -410,6 +419,7 @@ _HANDLERS: dict[type[Any], Callable[[Machine, Any, float], None]] = {
     WorkerLost: Machine._worker_lost,
     WorkerDraining: Machine._worker_draining,
     WorkerReturned: Machine._worker_returned,
+    RolesTold: Machine._roles_told,
     Reconnected: Machine._reconnected,
     LinkTold: Machine._link_told,
     Ticked: Machine._ticked,

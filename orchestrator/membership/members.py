@@ -9,6 +9,7 @@ from orchestrator.state.events import (
     Event,
     Heard,
     Reconnected,
+    RolesTold,
     WorkerDraining,
     WorkerLost,
     WorkerReturned,
@@ -19,7 +20,10 @@ from workers.api.messages import DownMessage, Load, Role, Stop, UpMessage
 
 @dataclass(slots=True)
 class Member:
-    """A worker of the deployment. `load` is its last account of itself, while it is up."""
+    """A worker of the deployment. `load` is its last account of itself, while it is up.
+
+    `roles` are those of its agent's first report, until it is given others.
+    """
 
     site: str
     pool: str
@@ -83,6 +87,14 @@ class Members:
             return []
         member.draining = False
         return [WorkerReturned(worker=worker)] if member.hello is not None else []
+
+    def give_roles(self, worker: str, roles: frozenset[Role]) -> list[Event]:
+        """New legs of this worker are of these roles, also when it comes up again."""
+        member = self.by_name.get(worker)
+        if member is None or member.roles == roles:
+            return []
+        member.roles = roles
+        return [RolesTold(worker=worker, roles=roles)] if member.hello is not None else []
 
     def remove(self, worker: str) -> list[Event]:
         """The worker has left the deployment."""

@@ -128,7 +128,7 @@ def place(
         for w in world.workers.values()
         if w.name not in excluded
         and not w.draining
-        and (any_role or role in w.up.roles)
+        and (any_role or role in w.roles)
         and w.has_room(tokens)
         and context <= w.up.max_context
         and world.connected(w.site, near)
@@ -136,7 +136,7 @@ def place(
 
     def key(w: WorkerView) -> tuple[bool, float, int, float, str]:
         return (
-            role not in w.up.roles,
+            role not in w.roles,
             0.0 if w.site == near else world.rtt_s(w.site, near),
             -hits.get(w.name, 0),
             w.share + w.prefill_queue_tokens / w.prefill_tokens_per_s,
@@ -188,7 +188,7 @@ def _decisions(
         up = w.up
         if need_main > up.max_context:
             continue
-        roles = ANY_ROLE if ask.any_role else up.roles
+        roles = ANY_ROLE if ask.any_role else w.roles
         most = w.room if only_with_room else w.up.kv_total_tokens
         if PREFILL in roles and tokens <= most:
             ranked = _turn_s(w) + _prefill_s(ask, w), w.name, w

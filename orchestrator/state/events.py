@@ -106,6 +106,17 @@ class WorkerReturned:
 
 
 @record
+class RolesTold:
+    """New legs of a worker are of these roles from now on; those it has go on, whatever they are.
+
+    A worker that comes up again has what its `WorkerUp` says.
+    """
+
+    worker: str
+    roles: frozenset[Role]
+
+
+@record
 class Reconnected:
     """A worker's token stream broke and is open again; what it said meanwhile may be lost."""
 
@@ -135,6 +146,7 @@ Event = (
     | WorkerLost
     | WorkerDraining
     | WorkerReturned
+    | RolesTold
     | Reconnected
     | LinkTold
     | Ticked

@@ -38,6 +38,7 @@ class WorkerView:
     up: WorkerUp
     name: str = field(init=False)
     site: str = field(init=False)
+    roles: frozenset[Role] = field(init=False)  # that new legs may have
     load: Load | None = None
     draining: bool = False
     step_s: float = field(default=DEFAULT_STEP_S, init=False)
@@ -50,7 +51,7 @@ class WorkerView:
     share: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self.name, self.site = self.up.worker, self.up.site
+        self.name, self.site, self.roles = self.up.worker, self.up.site, self.up.roles
         self.room = self.up.kv_total_tokens
         if self.load is not None:
             self.report(self.load)

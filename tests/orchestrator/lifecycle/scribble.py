@@ -13,6 +13,7 @@ from orchestrator.state.events import (
     HandoffMode,
     LinkTold,
     Reconnected,
+    RolesTold,
     Route,
     Ticked,
     WorkerDraining,
@@ -226,6 +227,10 @@ class Scribbler:
         event = WorkerDraining if ch.b % 2 else WorkerReturned
         self.rig.tell(event(worker=self.worker(ch.a)))
 
+    def roles(self, ch: Choices) -> None:
+        roles = frozenset(role for bit, role in enumerate((P, R, M)) if ch.b >> bit & 1)
+        self.rig.tell(RolesTold(worker=self.worker(ch.a), roles=roles))
+
     def reconnected(self, ch: Choices) -> None:
         self.rig.tell(Reconnected(worker=self.worker(ch.a)))
 
@@ -283,6 +288,7 @@ KINDS = (
     S.lost,
     S.up,
     S.draining,
+    S.roles,
     S.reconnected,
     S.link,
     S.load,

@@ -11,6 +11,7 @@ from orchestrator.state.events import (
     Event,
     Heard,
     Reconnected,
+    RolesTold,
     WorkerDraining,
     WorkerLost,
     WorkerReturned,
@@ -97,6 +98,22 @@ def test_a_revival_of_what_is_not_up_is_told_by_its_hello(members: Members) -> N
     members.drain(NAME)
     assert members.revive(NAME) == []
     assert members.learn(NAME, CameUp(hello=HELLO)) == [UP]
+
+
+def test_given_roles_are_told_once_and_outlast_a_restart(members: Members) -> None:
+    main = frozenset({Role.MAIN})
+    members.learn(NAME, CameUp(hello=HELLO))
+    assert members.give_roles(NAME, main) == [RolesTold(worker=NAME, roles=main)]
+    assert members.give_roles(NAME, main) == []
+    assert not members.join(NAME, "hami", "relay", ROLES), "what its agent says counts once"
+    members.learn(NAME, Lost(reason="killed"))
+    assert members.learn(NAME, CameUp(hello=HELLO)) == [replace(UP, roles=main)]
+
+
+def test_roles_of_what_is_not_up_are_told_by_its_hello(members: Members) -> None:
+    main = frozenset({Role.MAIN})
+    assert members.give_roles(NAME, main) == members.give_roles("nobody", main) == []
+    assert members.learn(NAME, CameUp(hello=HELLO)) == [replace(UP, roles=main)]
 
 
 def test_who_leaves_is_lost_and_what_comes_late_is_nothing(members: Members) -> None:
