@@ -29,6 +29,7 @@ FLOORS = [
     ["orchestrator.membership"],
     ["orchestrator.topology"],
     ["orchestrator.metrics", "orchestrator.doctor", "orchestrator.plan"],
+    ["orchestrator.replan"],
     ["orchestrator.live", "orchestrator.virtual"],
     ["orchestrator.replay"],
     ["benchmarks"],
@@ -42,6 +43,7 @@ PURE = (
     "orchestrator.lifecycle",
     "orchestrator.membership",
     "orchestrator.plan",
+    "orchestrator.replan",
 )
 IMPURE = {
     "aiohttp",
