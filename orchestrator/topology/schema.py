@@ -153,13 +153,16 @@ class Gateway(Strict):
 
 
 class Slo(Strict):
-    """What users should get: time to the first token, and time per token after it.
+    """What users should get: time to the first token, to the second, and time per token after it.
+
+    The second token is the first that comes from behind a line: its time shows what a relay hides.
 
     A goal to plan for: `pdd validate` shows it, no request is refused for it.
     """
 
     ttft_s: PositiveSeconds = Field(default=2.0, alias="ttft")
     tpot_s: PositiveSeconds = Field(default=0.05, alias="tpot")
+    second_token_s: PositiveSeconds | None = Field(default=None, alias="second_token")
 
 
 _CORE = CoreDeadlines()

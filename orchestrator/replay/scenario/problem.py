@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, pairwise
+from math import inf
 
 from orchestrator.errors import UserError
 from orchestrator.plan.assignment import ROLES, Assignment
@@ -53,7 +54,11 @@ def problem_of(
         ),
         lines=tuple(_lines(scenario, topology)),
         classes=tuple(classes),
-        goal=Goal(ttft_s=scenario.goal.ttft_s, tpot_s=scenario.goal.tpot_s),
+        goal=Goal(
+            ttft_s=scenario.goal.ttft_s,
+            tpot_s=scenario.goal.tpot_s,
+            second_s=inf if scenario.goal.second_token_s is None else scenario.goal.second_token_s,
+        ),
         gateway_site=topology.gateway.site,
         kv_bytes_per_token=scenario.catalogue.models[topology.model].kv_bytes_per_token.value,
         demand=demand,

@@ -287,7 +287,7 @@ class Scenario:
     def goal(self) -> Goal:
         """What users should get: one for all policies, so that they compare."""
         slo = self.file.slo or self.file.topology.slo
-        return Goal(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
+        return Goal(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s, second_token_s=slo.second_token_s)
 
     def with_file(self, file: ScenarioFile) -> "Scenario":
         """The same with other content."""
