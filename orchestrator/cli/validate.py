@@ -66,6 +66,7 @@ class Summary:
     codec: str
     ttft_s: float
     tpot_s: float
+    second_token_s: float | None  # None: whenever it comes
     price_per_h: float | None  # None: not every pool has a price
 
 
@@ -113,6 +114,7 @@ def summarize(file: str, topology: Topology, catalogue: Catalogue) -> Summary:
         codec=topology.policy.codec,
         ttft_s=topology.slo.ttft_s,
         tpot_s=topology.slo.tpot_s,
+        second_token_s=topology.slo.second_token_s,
         price_per_h=sum(prices) if len(prices) == len(pools) else None,
     )
 
@@ -162,7 +164,9 @@ def _text(summary: Summary) -> str:
     lines.append(
         f"policy   route {summary.route}, handoff {summary.handoff}, codec {summary.codec}"
     )
-    lines.append(f"slo      ttft {summary.ttft_s:g} s, tpot {_ms(summary.tpot_s)}")
+    second_s = summary.second_token_s
+    second = "" if second_s is None else f", second token {second_s:g} s"
+    lines.append(f"slo      ttft {summary.ttft_s:g} s, tpot {_ms(summary.tpot_s)}{second}")
     if summary.price_per_h is not None:
         lines.append(f"price    {summary.price_per_h:.2f} an hour")
     return "\n".join(lines)

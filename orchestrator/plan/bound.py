@@ -41,10 +41,11 @@ class _Columns:
         return self.count - 1
 
 
-def relaxed(problem: Problem, *, per_cost: bool) -> Bound:
+def relaxed(problem: Problem, *, per_cost: bool, ground: Ground | None = None) -> Bound:
     """The bound of a problem. By cost, costs are scaled to 1 (Charnes and Cooper 1962).
 
-    With a demand the flows are held to it. Score 0: there is no way at all.
+    With a demand the flows are held to it. Score 0: there is no way at all. `ground`: that of a
+    problem with these pools and more.
     """
     groups = [
         Group(pool=pool, role=role, count=1, shape=shape)
@@ -56,18 +57,16 @@ def relaxed(problem: Problem, *, per_cost: bool) -> Bound:
     prefills = [group for group in groups if group.role is PREFILL]
     if not prefills:
         return Bound(score=0.0, rate=0.0, split={}, row=None)
-    return _Relaxed(problem, groups).solve(per_cost=per_cost)
+    return _Relaxed(problem, groups, ground or Ground(problem)).solve(per_cost=per_cost)
 
 
 class _Relaxed:
     """The programme's parts. `workers`: columns of how many of each group there are."""
 
-    def __init__(self, problem: Problem, groups: list[Group]) -> None:
+    def __init__(self, problem: Problem, groups: list[Group], ground: Ground) -> None:
         self.problem, self.groups = problem, groups
         # A net without paths between groups: only what its groups and sites take.
-        self.net = Net(
-            problem, [group for group in groups if group.role is PREFILL], Ground(problem)
-        )
+        self.net = Net(problem, [group for group in groups if group.role is PREFILL], ground)
         self.state = empty_state(self.net)
         self.by_site: dict[tuple[str, str], list[int]] = {}
         for place, group in enumerate(groups):

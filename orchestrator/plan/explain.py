@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from orchestrator.plan.assignment import ROLES, Assignment, Post
@@ -119,7 +120,11 @@ def to_record(plan: Plan, explanation: Explanation | None) -> dict[str, Any]:
         "objective": plan.objective.value,
         "demand_per_s": problem.demand,
         "priced": problem.priced,
-        "slo": {"ttft_s": problem.goal.ttft_s, "tpot_s": problem.goal.tpot_s},
+        "slo": {
+            "ttft_s": problem.goal.ttft_s,
+            "tpot_s": problem.goal.tpot_s,
+            "second_token_s": problem.goal.second_s if problem.goal.second_s < inf else None,
+        },
         "share_within_slo": problem.goal.share,
         "assignment": [_post(post) for post in best.assignment.posts],
         "rate_per_s": best.rate,

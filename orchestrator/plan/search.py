@@ -3,22 +3,20 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import product
-from math import inf, prod
+from math import prod
 
 from orchestrator.plan.assignment import ROLES, Assignment, Post, post_of, posts_of
 from orchestrator.plan.bound import Bound, relaxed
-from orchestrator.plan.problem import Ground, Pool, Problem, Shape
-from orchestrator.plan.speeds import Decoding, prefill_busy_s
+from orchestrator.plan.problem import Ground, Pool, Problem
+from orchestrator.plan.starts import starts
 from orchestrator.plan.value import Value, value_of
-from workers.api.messages import MAIN, PREFILL, Role
+from workers.api.messages import Role
 from workers.api.record import record
 
 FEW = 300  # assignments that are all tried
-MOST_TRIED = 400  # by swaps
-CLIMBS = 4  # starts that share them
+CLIMBS = 10  # starts from which to climb
+MOST_TRIED = 150  # by each climb
 BEAM = 12  # swaps that are tried before the best of them is taken
-CHEAP = 4  # shapes of which pairs are starts where pools are many
-FEW_POOLS = 4  # of which all pairs are starts
 ENOUGH = 0.999  # of the demand
 
 
@@ -65,7 +63,7 @@ def plan(problem: Problem, objective: Objective = Objective.PER_COST) -> Plan:
         for posts in product(*choices):
             search.look(Assignment(posts=posts))
     else:
-        search.climb(_starts(problem, bound))
+        search.climb(starts(problem, search.ground, bound, per_cost=by_cost))
     # What is rough was hopeless, so it is behind all that are exact.
     tried = sorted(search.tried.values(), key=lambda v: (not v.rough, search.key(v)), reverse=True)
     if not tried:
@@ -102,7 +100,7 @@ class _Search:
         self.tried: dict[Assignment, Value] = {}
         self._problem, self._objective = problem, objective
         self._best: Value | None = None
-        self._ground = Ground(problem)
+        self.ground = Ground(problem)
 
     def key(self, value: Value) -> tuple[float, ...]:
         return ranks(self._problem, self._objective, value.served, value.cost_per_h)
@@ -112,7 +110,7 @@ class _Search:
         known = self.tried.get(assignment)
         if known is not None or not (assignment.possible or always):
             return known
-        value = value_of(self._problem, assignment, self._ground, self._hopeless(assignment))
+        value = value_of(self._problem, assignment, self.ground, self._hopeless(assignment))
         self.tried[assignment] = value
         if not value.rough and (self._best is None or self.key(value) > self.key(self._best)):
             self._best = value
@@ -131,11 +129,11 @@ class _Search:
         return hopeless
 
     def climb(self, starts: Iterable[Assignment]) -> None:
-        """From each start by the best of the likeliest swaps, until none is better."""
+        """From the best starts by the best of the likeliest swaps, until none is better."""
         values = [value for start in starts if (value := self.look(start)) is not None]
-        for value in sorted(values, key=self.key, reverse=True):
+        for value in sorted(values, key=self.key, reverse=True)[:CLIMBS]:
             here = value
-            most = min(MOST_TRIED, len(self.tried) + MOST_TRIED // CLIMBS)
+            most = len(self.tried) + MOST_TRIED
             while len(self.tried) < most:
                 around = [
                     seen
@@ -240,88 +238,3 @@ def neighbours(pool: Pool, post: Post) -> Iterator[Post]:
 def _strides(most: int) -> list[int]:
     """One, a quarter, half, and all of so many."""
     return sorted({n for n in (1, most // 4, most // 2, most) if 0 < n <= most})
-
-
-def _starts(problem: Problem, bound: Bound) -> Iterator[Assignment]:
-    """The relaxed programme's own split at several sizes; all pairs of pools, if few."""
-    pools = problem.pools
-    idle = [next(posts_of(pool)) for pool in pools]
-    for size in (1.0, 0.5, 0.25, 0.0):
-        yield Assignment(
-            posts=tuple(_rounded(pool, bound.split.get(pool.name, {}), size) for pool in pools)
-        )
-    if len(pools) > FEW_POOLS:
-        yield from _cheap_pairs(problem, idle)
-        return
-    for (a, first), (b, second) in product(enumerate(pools), repeat=2):
-        for one, other in product(first.shapes, second.shapes):
-            posts = idle[:]
-            if a != b:
-                posts[a] = post_of(first, one.parallel, {PREFILL: one.most})
-                posts[b] = post_of(second, other.parallel, {MAIN: other.most})
-            elif one is other and one.most > 1:
-                half = one.most // 2
-                posts[a] = post_of(first, one.parallel, {PREFILL: half, MAIN: one.most - half})
-            yield Assignment(posts=tuple(posts))
-
-
-def _cheap_pairs(problem: Problem, idle: list[Post]) -> Iterator[Assignment]:
-    """One worker each of the pools that prefill and decode for the least money."""
-    shares, classes = problem.shares, problem.classes
-    prompt = sum(s * (c.prompt - c.hit) for s, c in zip(shares, classes, strict=True))
-    context = sum(s * (c.prompt + c.output / 2) for s, c in zip(shares, classes, strict=True))
-
-    def prefill_cost(pool: Pool, shape: Shape) -> float:
-        seconds = prefill_busy_s(shape.costs, round(prompt), 0, pool.chunk_tokens)
-        return seconds * shape.parallel * pool.price_per_h
-
-    def main_cost(pool: Pool, shape: Shape) -> float:
-        decoding = Decoding(shape.costs)
-        most = min(pool.slots, int(shape.kv_tokens / context))
-        batch = decoding.batch_within(context, problem.goal.tpot_s, max(1, most))
-        seconds = decoding.step_s(batch, context) / batch if batch else inf
-        return seconds * shape.parallel * pool.price_per_h
-
-    every = [
-        (place, pool, shape) for place, pool in enumerate(problem.pools) for shape in pool.shapes
-    ]
-    first = sorted(every, key=lambda one: prefill_cost(*one[1:]))[:CHEAP]
-    second = sorted(every, key=lambda one: main_cost(*one[1:]))[:CHEAP]
-    for (a, one, shape), (b, other, shape_b) in product(first, second):
-        if a != b:
-            posts = idle[:]
-            posts[a] = post_of(one, shape.parallel, {PREFILL: 1})
-            posts[b] = post_of(other, shape_b.parallel, {MAIN: 1})
-            yield Assignment(posts=tuple(posts))
-
-
-def _rounded(pool: Pool, split: dict[tuple[int, str], float], size: float) -> Post:
-    """Whole workers in the parts that `split` (chips by shape and role) gives each role.
-
-    `size` 1: all that the split uses of the pool at its largest; 0: one worker where there is some.
-    """
-    idle = post_of(pool, 1, {})
-    chips: dict[int, float] = {}
-    for (parallel, _), amount in split.items():
-        chips[parallel] = chips.get(parallel, 0.0) + amount
-    if not chips or max(chips.values()) <= 1e-6:
-        return idle
-    parallel = max(chips, key=lambda p: (chips[p], -p))
-    room = pool.shape(parallel).most
-    wanted = {
-        role: size
-        * sum(amount for (_, what), amount in split.items() if what == role.value)
-        / parallel
-        for role in ROLES
-    }
-    counts = {role: round(wanted[role]) for role in ROLES}
-    for role in ROLES:
-        named = split.get((parallel, role.value), 0.0)
-        if not counts[role] and named > 1e-6 * pool.chips:
-            counts[role] = 1
-    while sum(counts.values()) > room:
-        most = max(ROLES, key=lambda role: counts[role] - wanted[role])
-        counts[most] -= 1
-    if not sum(counts.values()):
-        return idle
-    return post_of(pool, parallel, counts)

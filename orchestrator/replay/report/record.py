@@ -12,8 +12,9 @@ def record(summaries: Sequence[Summary], goal: Goal, about: About) -> dict[str, 
     """What `-o json` prints, of plain values.
 
     {"title", "facts": {name: text}, "faults": [{"text", "at_s", "until_s"}],
-    "slo": {"ttft_s", "tpot_s"}, "policies": [a `Summary`'s fields]}. Keys are only ever added;
-    seconds, bytes/1e9, and parts of 1; null is what was not there to be measured.
+    "slo": {"ttft_s", "tpot_s", "second_token_s"}, "policies": [a `Summary`'s fields]}.
+    Keys are only ever added; seconds, bytes/1e9, and parts of 1; null is what was not there to be
+    measured.
     """
     return {
         "title": about.title,

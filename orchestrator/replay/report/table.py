@@ -65,7 +65,10 @@ def table(summaries: Sequence[Summary], goal: Goal) -> Table:
 
 
 def slo(goal: Goal) -> str:
-    return f"TTFT {seconds(goal.ttft_s)}, TPOT {seconds(goal.tpot_s)}"
+    told = f"TTFT {seconds(goal.ttft_s)}, TPOT {seconds(goal.tpot_s)}"
+    if goal.second_token_s is not None:
+        told += f", second token {seconds(goal.second_token_s)}"
+    return told
 
 
 def seconds(value: float) -> str:

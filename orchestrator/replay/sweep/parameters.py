@@ -362,6 +362,14 @@ PARAMETERS = {
         sets="ttft",
         positive=True,
     ),
+    "slo.second_token": Parameter(
+        example="0.5..4s",
+        about="the time to the second token that counts as good",
+        parse=parse_duration_s,
+        change=_slo("second_token_s"),
+        sets="second_token",
+        positive=True,
+    ),
     "slo.tpot": Parameter(
         example="20..100ms",
         about="the time per token that counts as good",

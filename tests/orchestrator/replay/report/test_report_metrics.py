@@ -52,12 +52,14 @@ def test_formulas() -> None:
     assert keeps(found, Goal(ttft_s=0.51, tpot_s=0.131))
     assert not keeps(found, GOAL)
     assert not keeps(found, Goal(ttft_s=0.4, tpot_s=0.2))
+    assert keeps(found, Goal(ttft_s=1.0, tpot_s=1.0, second_token_s=0.91))
+    assert not keeps(found, Goal(ttft_s=1.0, tpot_s=1.0, second_token_s=0.89))
 
 
 def test_one_token_has_no_time_per_token() -> None:
     found = outcome(tokens=1, second_at=None, last_at=10.5)
     assert (tpot_s(found), second_token_s(found), exposed_stall_s(found)) == (None, None, None)
-    assert keeps(found, GOAL)
+    assert keeps(found, Goal(ttft_s=1.0, tpot_s=0.05, second_token_s=0.5))
 
 
 def test_a_second_token_that_comes_at_once_is_no_stall() -> None:

@@ -124,7 +124,7 @@ def test_the_record_has_plain_values_under_keys_that_stay() -> None:
     runs = [made.run("direct"), Run(policy="none", outcomes=[], uses={}, seconds=0.0)]
     found = orjson.loads(orjson.dumps(record([summarise(r, GOAL) for r in runs], GOAL, ABOUT)))
     assert list(found) == ["title", "facts", "faults", "slo", "policies"]
-    assert found["slo"] == {"ttft_s": 1.0, "tpot_s": 0.05}
+    assert found["slo"] == {"ttft_s": 1.0, "tpot_s": 0.05, "second_token_s": None}
     direct, none = found["policies"]
     assert list(direct) == [
         "policy", "requests", "finished", "failed", "routes", "seconds", "metrics", "within_slo",
