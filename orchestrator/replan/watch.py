@@ -26,6 +26,15 @@ class Hysteresis:
     gain: float
 
 
+@record
+class Replanning:
+    """A deployment whose roles follow: as it was planned, and how often one looks, in seconds."""
+
+    base: Problem
+    hysteresis: Hysteresis
+    every_s: float
+
+
 class Watch:
     """Compares what is seen with what was planned for: at first `base`, with who is there then.
 

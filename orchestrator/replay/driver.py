@@ -14,13 +14,24 @@ from orchestrator.replay.handing import Handing
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.lines.line import Line, Transfer
 from orchestrator.replay.lines.model import LineModel, Sharing
+from orchestrator.replay.lines.reports import link_loads
 from orchestrator.replay.outcome import Outcome, Use
 from orchestrator.replay.prompt import PromptNames
+from orchestrator.replay.replanning import Replanner
 from orchestrator.replay.setup import ModelSpec, ReplaySetup
 from orchestrator.replay.timelines import write_end, write_prefill, write_transfer
 from orchestrator.replay.worker import ModelWorker
 from orchestrator.state.actions import Action, Emit, Fail, Finish, Send
-from orchestrator.state.events import Arrived, Event, Heard, LinkTold, Ticked, WorkerLost, WorkerUp
+from orchestrator.state.events import (
+    Arrived,
+    Event,
+    Heard,
+    LinkTold,
+    RolesTold,
+    Ticked,
+    WorkerLost,
+    WorkerUp,
+)
 from orchestrator.state.views import SAME_SITE_RTT_S
 from orchestrator.virtual.gateway import IdWatch
 from orchestrator.virtual.schedule import Schedule
@@ -77,7 +88,20 @@ class Replay:
         self._relayed = self._handing.relayed
         self._lines = self._lay_lines()
         self._pool_uses: dict[str, Use] = {}
+        self._weakened: set[tuple[str, str]] = set()  # lines that were not as told, both ways
         self.ended_at = 0.0  # when the last request had ended
+        self._roles = {spec.name: spec.roles for spec in setup.workers}
+        self.replanner = (
+            None
+            if setup.replanning is None
+            else Replanner(
+                setup.replanning,
+                self.schedule,
+                self.machine.ctx.world,
+                give_roles=self._give_roles,
+                going=lambda: self._going,
+            )
+        )
         self.workers.update({spec.name: self._new_worker(spec) for spec in setup.workers})
         self._worker_delay = {
             spec.name: self._delays[core.gateway_site, spec.site] for spec in setup.workers
@@ -95,10 +119,17 @@ class Replay:
         self._beat()
         if self._setup.use_every_s:
             self._sample()
-        while self._open or self._asking:
+        if self.replanner is not None:
+            self.replanner.look()
+        while self._going:
             self.schedule.run(self.schedule.now + ROUND_S)
         self.ended_at = self.schedule.now
         self.schedule.run(self.schedule.now + ROUND_S)
+
+    @property
+    def _going(self) -> bool:
+        """Somebody asks, or waits for an answer."""
+        return bool(self._open or self._asking)
 
     def _plan_ask(self) -> None:
         """One request at a time waits in the schedule, and the next is not made before."""
@@ -127,7 +158,7 @@ class Replay:
 
     def _sample(self) -> None:
         """How much of each pool works now."""
-        if not (self._open or self._asking):
+        if not self._going:
             return
         busy: dict[str, list[float]] = {}
         for worker in self.workers.values():
@@ -196,7 +227,7 @@ class Replay:
                 worker=spec.name,
                 site=spec.site,
                 pool=spec.pool,
-                roles=spec.roles,
+                roles=self._roles[spec.name],
                 slots=spec.slots,
                 max_context=spec.max_context,
                 kv_total_tokens=worker.memory.free_tokens,
@@ -242,6 +273,7 @@ class Replay:
 
     def _weaken(self, between: tuple[str, str], factor: float) -> None:
         for pair in (between, between[::-1]):
+            self._weakened.add(pair)
             line = self._lines[pair]
             if not factor:
                 line.cut()
@@ -265,6 +297,11 @@ class Replay:
         if self.workers[name].dead:
             worker = self.workers[name] = self._new_worker(self.workers[name].spec)
             self._bring_up_worker(worker)
+
+    def _give_roles(self, name: str, roles: frozenset[Role]) -> None:
+        """One that is gone has them when it returns."""
+        self._roles[name] = roles
+        self._tell(RolesTold(worker=name, roles=roles))
 
     # ------------------------------------------------------------ the machine
 
@@ -329,6 +366,8 @@ class Replay:
         outcome.end = end
         if isinstance(end, Finish):
             write_end(outcome, end)
+            if self.replanner is not None:
+                self.replanner.ended(end.summary)
         if self._ended is not None:
             del self.outcomes[name]
             self._ended(outcome)
@@ -351,17 +390,31 @@ class Replay:
                 self._handing.speeds_told()
 
     def _beat(self) -> None:
-        """Every worker whose speed has changed tells its load; nothing else of it is looked at."""
-        if not (self._open or self._asking):
+        """Every worker whose speed has changed tells its load; nothing else of it is looked at.
+
+        Lines that were not as told are reported on as well.
+        """
+        if not self._going:
             return
+        for pair in sorted(self._weakened):
+            self._report(pair)
         for name, worker in self.workers.items():
-            if worker.dead or worker.spec.roles == ONLY_PREFILL:
+            if worker.dead or self._roles[name] == ONLY_PREFILL:
                 continue
             step_s, told_s = worker.step_s(), self._steps_told[name]
             if abs(step_s - told_s) > CHANGED * told_s:
                 self._steps_told[name] = step_s
                 self._say(worker, [worker.load()])
         self.schedule.after(LOAD_S, self._beat)
+
+    def _report(self, pair: tuple[str, str]) -> None:
+        """Its senders tell what they see of a line."""
+        line, view = self._lines[pair], self.machine.ctx.world.links[pair]
+        near = [w for w in self.workers.values() if w.spec.site == pair[0] and not w.dead]
+        moving = [t for sent in self._moving.values() for t in sent if t.line is line]
+        loads = link_loads(line, view, moving, to_site=pair[1], senders=len(near))
+        for worker, load in zip(near, loads, strict=True):
+            self._say(worker, [replace(worker.load(), links=(load,))])
 
     def _move(self, worker: ModelWorker, leg: ModelLeg, send: SendKV, at: float) -> None:
         """A leg has all the KV that another wants, who was offered it at `at`."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from orchestrator.replan.watch import Replanning
 from orchestrator.replay.faults import Fault
 from orchestrator.replay.lines.model import CodecModel, Congestion, LineModel, Sharing
 from orchestrator.state.config import CoreConfig
@@ -82,7 +83,8 @@ class ReplaySetup:
     sampled every `use_every_s`; 0: neither. `site_bytes_per_s`: KV inside any site; None: what
     `core` is told of each. `report_s`: a relay that has nothing urgent to say speaks at least every
     so often (twice that at most). `every_step`: everyone speaks after every step, and steps are
-    taken one by one; the measure of what the fast way leaves out.
+    taken one by one; the measure of what the fast way leaves out. `replanning` None: all roles
+    stay what they are.
     """
 
     core: CoreConfig
@@ -95,3 +97,4 @@ class ReplaySetup:
     site_bytes_per_s: float | None = None
     report_s: float = 5.0
     every_step: bool = False
+    replanning: Replanning | None = None

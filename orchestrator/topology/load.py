@@ -10,7 +10,7 @@ from orchestrator.catalogue import Catalogue, load_catalogue
 from orchestrator.topology.certificates import absolute, absolute_path, tls_mistakes
 from orchestrator.topology.document import read_document
 from orchestrator.topology.mistakes import Path, TopologyError, unknown
-from orchestrator.topology.rules import NO_ROLES, Draft, Found, broken_rules
+from orchestrator.topology.rules import Draft, Found, broken_rules
 from orchestrator.topology.schema import ONE_DELAY, Pool, Topology
 from orchestrator.topology.strict import check, validate
 from workers.api.messages import Role
@@ -24,7 +24,7 @@ def load_topology(path: str | FilePath, catalogue: Catalogue | None = None) -> T
     file = FilePath(path)
     document = read_document(file)
     catalogue = catalogue or load_catalogue()
-    topology, mistakes = check(Topology, document, own_words)
+    topology, mistakes = check(Topology, document)
     if isinstance(document.data, dict):
         for where, message in rule_mistakes(document.data, file.parent, catalogue):
             mistakes.append(document.mistake(where, message))
@@ -41,12 +41,6 @@ def load_topology(path: str | FilePath, catalogue: Catalogue | None = None) -> T
     )
     model = topology.model if directory is None else str(directory)
     return topology.model_copy(update={"model": model, "security": security})
-
-
-def own_words(path: Path, kind: str) -> str | None:
-    """What is said of a mistake that this file knows more about."""
-    key = str(path[-1]) if path else ""
-    return NO_ROLES if kind == "missing" and key == "roles" else None
 
 
 # --------------------------------------------------------------------------- the rules' mistakes
@@ -107,7 +101,7 @@ def _draft(data: dict[str, Any], raw_pools: dict[tuple[str, str], object]) -> Dr
 
 
 def _roles(raw: object) -> frozenset[Role] | None:
-    named = _mapping(raw).get("roles")
+    named = _mapping(raw).get("roles", list(Role))
     known = set(Role)
     if not isinstance(named, list) or not named or not all(n in known for n in named):
         return None

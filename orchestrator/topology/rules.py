@@ -84,7 +84,7 @@ def _pool_rules(path: Path, pool: Pool) -> Iterator[Found]:
         yield (*path, "simulate"), f"only with engine: simulated, but engine is {pool.engine}"
 
 
-NO_ROLES = "roles are needed until the planner exists: give at least one of prefill, relay, main"
+NO_ROLES = "give at least one of prefill, relay, main, or leave roles out: then they are planned"
 
 
 def _codec_rules(draft: Draft) -> Iterator[Found]:

@@ -89,7 +89,8 @@ class Pool(Strict):
 
     With `launch: local` chips are labels and an instance is one process. `chip`, `count`,
     `parallel`, `scale_up` and `price` describe hardware: the rules between the parts of a file
-    and `pdd validate` read them, no running worker does.
+    and `pdd validate` read them, no running worker does. `roles` that are left out: any, and
+    `pdd serve` plans which.
     """
 
     chip: str
@@ -97,7 +98,9 @@ class Pool(Strict):
     instances: Positive = 1
     parallel: Positive = 1
     scale_up: Positive | None = None  # chips in one scale-up domain; None: as many as there are
-    roles: frozenset[Annotated[Role, Field(strict=False)]] = Field(strict=False)
+    roles: frozenset[Annotated[Role, Field(strict=False)]] = Field(
+        default=frozenset(Role), strict=False
+    )
     engine: Literal["torch", "simulated"] = "torch"
     simulate: Simulate | None = None
     price_per_h: PricePerHour | None = Field(default=None, alias="price")  # of one chip
@@ -105,6 +108,11 @@ class Pool(Strict):
     block_size: Positive = 16
     chunk_tokens: Positive = 128
     slots: Positive = 8  # legs at once in one worker
+
+    @property
+    def open(self) -> bool:
+        """Whether its roles are the planner's to choose."""
+        return "roles" not in self.model_fields_set
 
 
 class Site(Strict):
@@ -141,6 +149,32 @@ class Link(Strict):
 
 
 ONE_DELAY = "give either distance_km or delay, exactly one of them"
+
+
+Part = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class PlanSection(Strict):
+    """A usual request, for which roles that are left out are planned: tokens, and the part of its
+    prompt that a cache has.
+    """
+
+    prompt: Positive
+    output: Positive
+    hits: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False)
+
+
+class Replan(Strict):
+    """Roles follow the measured world; see `orchestrator.replan` for what keeps them from flapping.
+
+    `every`: between two looks. `margin`: by which part a figure must be off, `dwell`: for how long,
+    `gain`: by which part new roles must serve more.
+    """
+
+    every_s: PositiveSeconds = Field(default=5.0, alias="every")
+    margin: Part = 0.25
+    dwell_s: Seconds = Field(default=30.0, alias="dwell")
+    gain: Part = 0.15
 
 
 class Gateway(Strict):
@@ -247,6 +281,8 @@ class Topology(Strict):
     gateway: Gateway
     slo: Slo = Field(default_factory=Slo)
     policy: Policy = Field(default_factory=Policy)
+    plan: PlanSection | None = None
+    replan: Replan | None = None  # None: roles stay what they are
     security: Security = Field(default_factory=Security)
 
     def link(self, a: str, b: str) -> Link | None:

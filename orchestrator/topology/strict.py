@@ -1,7 +1,7 @@
 """Read a file against a strict schema: all of its mistakes, each with its place, or the model."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -13,8 +13,6 @@ from orchestrator.topology.mistakes import Mistake, Path, TopologyError, path_te
 from orchestrator.topology.schema import FROM_FILE
 
 M = TypeVar("M", bound=BaseModel)
-# What a schema says of a mistake (its path and pydantic's kind) in words of its own; None: nothing.
-OwnWords = Callable[[Path, str], str | None]
 
 
 def load_model(model: type[M], path: FilePath) -> M:
@@ -25,9 +23,7 @@ def load_model(model: type[M], path: FilePath) -> M:
     return loaded
 
 
-def check(
-    model: type[M], document: Document, own: OwnWords = lambda path, kind: None
-) -> tuple[M | None, list[Mistake]]:
+def check(model: type[M], document: Document) -> tuple[M | None, list[Mistake]]:
     """What a document describes, None if it does not fit the schema; and all its mistakes."""
     mistakes = list(document.mistakes)
     if not isinstance(document.data, dict):
@@ -38,7 +34,7 @@ def check(
         return validate(model, document.data), mistakes
     except ValidationError as error:
         spoiled = {mistake.path for mistake in mistakes}
-        mistakes += _schema_mistakes(document, model, error, spoiled, own)
+        mistakes += _schema_mistakes(document, model, error, spoiled)
         return None, mistakes
 
 
@@ -52,7 +48,6 @@ def _schema_mistakes(
     model: type[BaseModel],
     error: ValidationError,
     spoiled: set[str],
-    own: OwnWords,
 ) -> Iterator[Mistake]:
     """What the schema found; `spoiled` are the paths that the reader has told of already."""
     details = error.errors(include_url=False)
@@ -65,7 +60,7 @@ def _schema_mistakes(
             continue  # told by a rule, or already by the reader
         if path and path[-1] == "[key]":
             path, kind = path[:-1], "unknown_key" if kind == "enum" else "name"
-        message = own(path, kind) or _message(model, path, kind, detail)
+        message = _message(model, path, kind, detail)
         yield document.mistake(path, message, at_key=kind in AT_KEY)
 
 

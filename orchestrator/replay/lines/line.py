@@ -77,6 +77,11 @@ class Line:
         self._plans = 0
 
     @property
+    def bytes_per_s(self) -> float:
+        """On the wire, what it carries now; whoever sends sees it."""
+        return self.model.goodput_bytes_per_s(self._factor) if self.up else 0.0
+
+    @property
     def sent_bytes(self) -> float:
         """On the wire, up to now."""
         self._mark(self._schedule.now)

@@ -12,7 +12,7 @@ from orchestrator.errors import UserError
 from orchestrator.replay.scenario.impossible import impossible
 from orchestrator.replay.scenario.schema import CatalogueSection, Scenario, ScenarioFile
 from orchestrator.topology.document import Document, read_document
-from orchestrator.topology.load import load_topology, own_words, rule_mistakes
+from orchestrator.topology.load import load_topology, rule_mistakes
 from orchestrator.topology.mistakes import Mistake, Path, TopologyError, unknown
 from orchestrator.topology.packaged import packaged_scenario, packaged_topology
 from orchestrator.topology.schema import Topology
@@ -53,7 +53,7 @@ def load_scenario(name: str | FilePath) -> Scenario:
         catalogue = _fill_catalogue(document, document.data, path.parent, elsewhere)
         for place in _topology_places(document.data):
             _fill_topology(document, place, catalogue, path.parent, elsewhere)
-    loaded, mistakes = check(ScenarioFile, document, own_words)
+    loaded, mistakes = check(ScenarioFile, document)
     mistakes += elsewhere
     if not mistakes and loaded is not None:
         scenario = Scenario(name=path.stem, file=loaded, catalogue=catalogue, directory=path.parent)

@@ -30,13 +30,15 @@ def problem_of(
     workload: Workload | None = None,
     demand: float | None = None,
     keep_roles: bool = False,
+    running: bool = False,
     most_classes: int = MOST_CLASSES,
 ) -> Problem:
     """The scenario's topology with its workload, prices and goal; `demand` None: no more than can
     be served is wanted.
 
-    A pool may take every role, unless its roles are to be kept. Raises UserError, with the numbers,
-    for pools none of whose shapes can hold the model, and for workloads without requests.
+    A pool may take every role, unless its roles are to be kept, and have any number of workers of
+    any size, unless they are `running`. Raises UserError, with the numbers, for pools none of whose
+    shapes can hold the model, and for workloads without requests.
     """
     topology = scenario.file.topology
     asked, reused_tokens = read_demand(make_workload(scenario) if workload is None else workload)
@@ -46,7 +48,7 @@ def problem_of(
     longest = max(request.prompt + request.output for request in asked)
     burst, calm = burst_of(scenario, asked)
     classes = [replace(kind, rate=kind.rate * calm) for kind in classes]
-    pools = tuple(_pools(scenario, topology, longest, keep_roles=keep_roles))
+    pools = tuple(_pools(scenario, topology, longest, keep_roles=keep_roles, running=running))
     priced = all(price is not None for _, price in pools)
     return Problem(
         pools=tuple(
@@ -158,15 +160,23 @@ def _gap_cv2(asked: list[Asked]) -> float:
 
 
 def _pools(
-    scenario: Scenario, topology: Topology, longest: int, *, keep_roles: bool
+    scenario: Scenario, topology: Topology, longest: int, *, keep_roles: bool, running: bool
 ) -> Iterator[tuple[PlanPool, float | None]]:
     for site, place in topology.sites.items():
         for name, pool in place.pools.items():
             shapes = tuple(_shapes(scenario, topology, pool))
+            if running:
+                shapes = tuple(
+                    replace(shape, most=pool.instances)
+                    for shape in shapes
+                    if shape.parallel == pool.parallel
+                )
             # What cannot hold the longest request would refuse it; if no shape can, that is told.
             shapes = tuple(shape for shape in shapes if shape.kv_tokens > longest) or shapes[-1:]
-            roles = pool.roles if keep_roles else ALL_ROLES
-            yield _pool(site, name, pool, shapes, roles), _price(scenario, site, name, pool)
+            found = _pool(site, name, pool, shapes, pool.roles if keep_roles else ALL_ROLES)
+            if running:
+                found = replace(found, chips=pool.instances * pool.parallel)
+            yield found, _price(scenario, site, name, pool)
 
 
 def _pool(

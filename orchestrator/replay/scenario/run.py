@@ -1,12 +1,14 @@
 """One policy of a scenario, from its first request to its last."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from orchestrator.replay.driver import Replay
 from orchestrator.replay.outcome import Outcome
 from orchestrator.replay.report.metrics import Run
 from orchestrator.replay.scenario.build import WARMING, build
 from orchestrator.replay.scenario.prices import bill
+from orchestrator.replay.scenario.roles import replanning
 from orchestrator.replay.scenario.schema import Compared, Scenario
 from orchestrator.replay.workload.request import Workload
 from orchestrator.state.events import Arrived
@@ -25,6 +27,11 @@ def play(
 ) -> Run:
     """Replay a policy. None: the scenario's own workload."""
     setup, asks = build(scenario, policy, workload)
+    topology = scenario.topology(policy)
+    settings = policy.replan or topology.replan
+    if settings is not None:
+        file = scenario.file.model_copy(update={"topology": topology})
+        setup = replace(setup, replanning=replanning(scenario.with_file(file), settings))
     replay = Replay(setup)
     replay.run(_counted(asks, tell))
     outcomes = [o for o in replay.outcomes.values() if not o.name.startswith(WARMING)]

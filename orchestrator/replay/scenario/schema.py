@@ -23,6 +23,7 @@ from orchestrator.topology.schema import (
     PricePerGB,
     PricePerHour,
     Rate,
+    Replan,
     RouteName,
     Seconds,
     Slo,
@@ -168,6 +169,7 @@ class Compared(Strict):
     codec: CodecName | None = None
     share: Annotated[Sharing, Field(strict=False)] = Sharing.OURS
     prefix_caches: Switch = True
+    replan: Replan | None = None
     topology: Topology | None = None
 
 

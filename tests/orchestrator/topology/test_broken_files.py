@@ -102,17 +102,11 @@ CASES = {
         "security: {tls: {ca: ca.pem, cert: '', key: '{site}.key'}}",
         "13:30: security.tls.cert: must not be empty",
     ),
-    "no roles": (
-        "{chip: h200, roles: [main]}",
-        "{chip: h200}",
-        "9:7: sites.shenzhen.pools.memory.roles: roles are needed until the planner exists: give "
-        "at least one of prefill, relay, main",
-    ),
     "empty roles": (
         "roles: [relay]",
         "roles: []",
-        "6:34: sites.hami.pools.relay.roles: roles are needed until the planner exists: give at "
-        "least one of prefill, relay, main",
+        "6:34: sites.hami.pools.relay.roles: give at least one of prefill, relay, main, or leave "
+        "roles out: then they are planned",
     ),
     "one role without brackets": (
         "roles: [relay]",
@@ -133,6 +127,21 @@ CASES = {
         "model: smollm2-135m\n",
         "",
         "1:1: model: missing; it has no default",
+    ),
+    "a plan without an answer": (
+        "policy: {route: relay}",
+        "plan: {prompt: 600}",
+        "13:1: plan.output: missing; it has no default",
+    ),
+    "a prompt that is all known": (
+        "policy: {route: relay}",
+        "plan: {prompt: 600, output: 9, hits: 1}",
+        "13:38: plan.hits: must be below 1, got 1",
+    ),
+    "roles that change without a gain": (
+        "policy: {route: relay}",
+        "replan: {gain: 0, dwell: 20s}",
+        "13:16: replan.gain: must be above 0, got 0",
     ),
     "missing chip": (
         "{chip: h200, roles: [main]}",

@@ -11,7 +11,15 @@ from orchestrator.catalogue import Grade, load_catalogue
 from orchestrator.state.config import Deadlines as CoreDeadlines
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.mistakes import TopologyError
-from orchestrator.topology.schema import Deadlines, Link, Policy, Pool, Simulate, Topology
+from orchestrator.topology.schema import (
+    Deadlines,
+    Link,
+    PlanSection,
+    Policy,
+    Pool,
+    Simulate,
+    Topology,
+)
 from transport.codecs.choose import POLICIES
 from workers.api.messages import Role
 
@@ -42,6 +50,18 @@ def test_shipped_files_load(file: Path) -> None:
     if topology.links:
         assert topology.link("hami", "shenzhen") is topology.links[0]
     assert pickle.loads(pickle.dumps(topology)) == topology  # noqa: S301 - our own bytes
+
+
+def test_roles_that_are_left_out_are_open(tmp_path: Path) -> None:
+    text = SMALL.replace(", roles: [prefill, main]", "").replace("all:", "one: {chip: cpu}, all:")
+    text = text.replace("all: {chip: cpu}", "all: {chip: cpu, roles: [prefill, main]}")
+    topology = load(tmp_path, text + "plan: {prompt: 600, output: 128}\nreplan: {dwell: 20s}\n")
+    one, both = topology.sites["here"].pools.values()
+    assert (one.open, one.roles) == (True, set(Role))
+    assert (both.open, both.roles) == (False, {Role.PREFILL, Role.MAIN})
+    assert topology.plan == PlanSection(prompt=600, output=128)
+    assert topology.replan is not None
+    assert (topology.replan.dwell_s, topology.replan.gain) == (20.0, 0.15)
 
 
 def test_the_laptop() -> None:
