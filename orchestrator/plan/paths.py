@@ -7,6 +7,7 @@ relay decodes until main has it and the handover is done. All times are seconds.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
+from math import exp
 from typing import NamedTuple
 
 from orchestrator.plan.assignment import Group
@@ -193,16 +194,35 @@ class Net:
             stall_s = max(kv_s, token_s) + turn_s + main_step_s / 2
             return Terms(kv_s, nbytes, stall_s, 0.0, decoded, 0.0, 0.0)
         relay_step_s = state.step_s[path.relay]
+        assert path.line is not None
         near_s = what.prompt * problem.kv_bytes_per_token / problem.site_bytes_per_s
         near_s = max(near_s + self.ground.delay_s(path.site, path.site), 2 * home_s(path.site))
         stall_s = near_s + relay_step_s / 2
         race_s = self._race_s(relay_step_s, main_step_s, token_s)
+        # What KV can wait for its turn before the answer has ended without it.
+        alone_s = sending_s - state.line_wait_s[path.line]
+        spare_s = near_s + decoded * relay_step_s - main_step_s - delay_s + prefill_s - alone_s
+        wait_s, turn_comes = self._turn(path.line, spare_s, state)
+        nbytes *= turn_comes
+        kv_s = max(0.0, alone_s + wait_s - prefill_s) + delay_s
         ready_s = max(0.0, kv_s + main_step_s - near_s)
         before = min(decoded, ready_s / relay_step_s)
         relay_tokens = min(decoded, before + race_s / relay_step_s)
         extend = extend_s(main.shape.costs, round(before), round(what.prompt))
         hold_s = near_s + relay_tokens * relay_step_s
         return Terms(kv_s, nbytes, stall_s, relay_tokens, decoded - before, extend, hold_s)
+
+    def _turn(self, line: Ends, spare_s: float, state: State) -> tuple[float, float]:
+        """How long KV waits on average for its turn, at most `spare_s`; and the chance of a turn.
+
+        Waits are zero or exponential, as M/G/1's are nearly. KV of an answer that has ended is
+        dropped: so a line that is too slow for all still carries some, and relays do the rest.
+        """
+        mean_s, load = state.line_wait_s[line], min(1.0, state.line_load[line])
+        if not mean_s or not load:
+            return 0.0, 1.0
+        late = exp(-load * max(0.0, spare_s) / mean_s)
+        return mean_s * (1 - late), 1 - load * late
 
     def _race_s(self, relay_step_s: float, main_step_s: float, rtt_s: float) -> float:
         """How long relay and main both decode: see `orchestrator.policy.handoff`."""

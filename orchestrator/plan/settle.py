@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
 
-from orchestrator.plan.paths import Net, Path, State, Terms
+from orchestrator.plan.paths import Ends, Net, Path, State, Terms
 from orchestrator.plan.problem import Burst
 from orchestrator.plan.queues import (
     averaged,
@@ -18,6 +18,9 @@ from workers.api.record import record
 SWEEPS = 6
 SETTLED = 2e-3
 FULL = 0.98  # more load than that waits as long: what is overloaded is judged by its load
+LINE_FULL = 0.998  # where relays take what a line cannot, it is as full as can be
+BRIEF_S = 1e-3  # a wait that nobody notices
+CLOSE = 0.02  # a wait is known well enough
 CROWDED = 0.6  # memory that is used less than that keeps nobody waiting
 
 
@@ -117,18 +120,37 @@ def _prefill(net: Net, flows: Flows, state: State) -> None:
 
 
 def _lines(net: Net, state: State, going: list[Going]) -> None:
-    """M/G/1: the mean residual of what is sent, over what is left of the line."""
-    first = dict.fromkeys(net.lines, 0.0)
-    second = dict.fromkeys(net.lines, 0.0)
-    for path, rate, term in going:
-        if path.line is not None:
-            first[path.line] += rate * term.wire_bytes
-            second[path.line] += rate * term.wire_bytes**2
-    for ends in net.lines:
-        speed = net.rates[ends]
-        load = state.line_load[ends] = first[ends] / speed
-        wait_s = second[ends] / speed**2 / 2 / (1 - min(load, FULL))
-        state.line_wait_s[ends] = wait_s * (1 + net.problem.gap_cv2) / 2
+    """M/G/1: the mean residual of what is sent, over what is left of the line.
+
+    A relayed answer that ends before its KV had a turn sends none: the longer the wait, the smaller
+    the load. Where they agree is found by halving.
+    """
+    over: dict[Ends, list[Going]] = {ends: [] for ends in net.lines}
+    for part in going:
+        if part[0].line is not None:
+            over[part[0].line].append(part)
+    for ends, parts in over.items():
+        high = _line_wait_s(net, state, ends, parts)
+        if high > BRIEF_S and any(path.relay is not None for path, _, _ in parts):
+            low = 0.0
+            while high - low > CLOSE * high:
+                state.line_wait_s[ends] = middle = (low + high) / 2
+                parts = [(path, rate, net.terms(path, state)) for path, rate, _ in parts]
+                if _line_wait_s(net, state, ends, parts) > middle:
+                    low = middle
+                else:
+                    high = middle
+        state.line_wait_s[ends] = high
+
+
+def _line_wait_s(net: Net, state: State, ends: Ends, parts: list[Going]) -> float:
+    """The mean wait when so much is sent; notes the load."""
+    speed = net.rates[ends]
+    first = sum(rate * term.wire_bytes for _, rate, term in parts)
+    second = sum(rate * term.wire_bytes**2 for _, rate, term in parts)
+    load = state.line_load[ends] = first / speed
+    residual_s = second / speed**2 / 2
+    return residual_s / (1 - min(load, LINE_FULL)) * (1 + net.problem.gap_cv2) / 2
 
 
 def _decode(net: Net, state: State, going: list[Going]) -> None:
