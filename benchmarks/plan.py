@@ -20,8 +20,9 @@ from typing import Any
 from benchmarks.machine import machine
 from benchmarks.plan_cases import Case, large, small
 from orchestrator.plan.assignment import Assignment, posts_of
-from orchestrator.plan.explain import explain, to_record
+from orchestrator.plan.explain import explain
 from orchestrator.plan.problem import Problem
+from orchestrator.plan.record import to_record
 from orchestrator.plan.search import Objective, Plan, plan
 from orchestrator.plan.value import Value
 from orchestrator.replay.report.metrics import keeps
@@ -73,7 +74,7 @@ def measure(case: Case) -> dict[str, Any]:
     found = plan(problem, case.objective)
     plan_s = time.perf_counter() - began
     best = found.best
-    runs = _Runs(case.scenario)
+    runs = Runs(case.scenario)
     simulated = runs.capacity(best.assignment, best.rate)
     top, top_rate = best.assignment, _worth(case, best, simulated)
     others = [value for value in _all(problem, found) if value != best.assignment]
@@ -122,7 +123,7 @@ def _all(problem: Problem, found: Plan) -> list[Assignment]:
 
 
 @dataclass(slots=True)
-class _Runs:
+class Runs:
     """Replays of one scenario under assignments and rates."""
 
     scenario: Scenario
@@ -140,23 +141,27 @@ class _Runs:
         return good / len(judged)
 
     def capacity(self, assignment: Assignment, guess: float) -> float:
-        """The highest rate at which enough keep the goal."""
-        low, high, step, first = 0.0, inf, 0.06, self.count
-        rate = guess or 1.0
-        while self.count - first < MOST_RUNS:
-            if self.kept(assignment, rate) >= SHARE:
-                low = rate
-            else:
-                high = rate
-            if high - low <= CLOSE * high:
-                break
-            if high == inf:
-                rate, step = low * (1 + step), 2 * step
-            elif not low:
-                rate, step = high * max(0.3, 1 - step), 2 * step
-            else:
-                rate = (low + high) / 2
-        return (low + high) / 2 if high < inf else low
+        """The highest rate at which enough keep the goal, to `CLOSE`."""
+        return highest(lambda rate: self.kept(assignment, rate) >= SHARE, guess or 1.0)
+
+
+def highest(good: Callable[[float], bool], guess: float) -> float:
+    """Up to where a rate is good, to `CLOSE`: from a guess by growing steps, then by halving."""
+    low, high, rate, step = 0.0, inf, guess, 0.06
+    for _ in range(MOST_RUNS):
+        if good(rate):
+            low = rate
+        else:
+            high = rate
+        if high < inf and high - low <= CLOSE * high:
+            break
+        if high == inf:
+            rate, step = low * (1 + step), 2 * step
+        elif not low:
+            rate, step = high * max(0.3, 1 - step), 2 * step
+        else:
+            rate = (low + high) / 2
+    return (low + high) / 2 if high < inf else low
 
 
 # -------------------------------------------------------------------------------- large and known

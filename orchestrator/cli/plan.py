@@ -12,7 +12,8 @@ from rich.table import Table
 from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.cli.sweeping import How, ResumeOption, SweepOption, sweep_over
 from orchestrator.errors import UserError
-from orchestrator.plan.explain import Explanation, explain, routes, to_record
+from orchestrator.plan.explain import Explanation, explain, routes
+from orchestrator.plan.record import to_record
 from orchestrator.plan.search import Objective, Plan
 from orchestrator.plan.search import plan as make_plan
 from orchestrator.replay.scenario.load import load_scenario, scenario_names

@@ -15,7 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from orchestrator.cli.output import Format, FormatOption, print_json, tell
 from orchestrator.cli.sweeping import How, ResumeOption, SweepOption, check_writable, sweep_replay
 from orchestrator.errors import UserError
-from orchestrator.plan.explain import explain, to_record
+from orchestrator.plan.explain import explain
+from orchestrator.plan.record import to_record
 from orchestrator.plan.search import Plan, plan
 from orchestrator.replay.report.metrics import Summary, summarise
 from orchestrator.replay.report.page import write_html

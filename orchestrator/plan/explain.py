@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import inf
-from typing import Any
 
 from orchestrator.plan.assignment import ROLES, Assignment, Post
 from orchestrator.plan.flows import Row
@@ -91,70 +89,6 @@ def routes(value: Value) -> dict[str, float]:
         if rate:
             parts[path.route] = parts.get(path.route, 0.0) + rate / value.rate
     return parts
-
-
-def flows_of(value: Value) -> Iterator[tuple[str, str, str, float]]:
-    """(stage, from, to, requests/s): what a picture of the flows is drawn from."""
-    if value.net is None or value.flows is None:
-        return
-    net = value.net
-    summed: dict[tuple[str, str, str], float] = {}
-    for (_, place), rate in zip(net.entries, value.flows.entering, strict=True):
-        group = net.groups[place]
-        key = "prefill", "requests", group.pool.name
-        summed[key] = summed.get(key, 0.0) + rate
-    for path, rate in zip(net.paths, value.flows.going, strict=True):
-        main = net.groups[path.main].pool.name
-        key = path.route, path.site, main
-        summed[key] = summed.get(key, 0.0) + rate
-        if path.relay is not None:
-            key = "relayed", path.site, net.groups[path.relay].pool.name
-            summed[key] = summed.get(key, 0.0) + rate
-    yield from ((*key, rate) for key, rate in summed.items() if rate > 1e-9)
-
-
-def to_record(plan: Plan, explanation: Explanation | None) -> dict[str, Any]:
-    """Plain values for JSON; keys are only ever added."""
-    best, problem = plan.best, plan.problem
-    found: dict[str, Any] = {
-        "objective": plan.objective.value,
-        "demand_per_s": problem.demand,
-        "priced": problem.priced,
-        "slo": {
-            "ttft_s": problem.goal.ttft_s,
-            "tpot_s": problem.goal.tpot_s,
-            "second_token_s": problem.goal.second_s if problem.goal.second_s < inf else None,
-        },
-        "share_within_slo": problem.goal.share,
-        "assignment": [_post(post) for post in best.assignment.posts],
-        "rate_per_s": best.rate,
-        "served_per_s": best.served,
-        "programme_per_s": best.most,
-        "cost_per_h": best.cost_per_h,
-        "cost_per_million_tokens": cost_per_million(problem, best),
-        "goodput_per_cost": best.per_cost,
-        "bound": plan.bound.score,
-        "bound_is": "requests per unit of money" if plan.by_cost else "requests/s",
-        "gap": plan.gap,
-        "tried": len(plan.tried),
-        "all_tried": plan.whole,
-        "rounds": best.rounds,
-        "moved": best.moved,
-        "routes": routes(best),
-        "flows": [
-            {"stage": stage, "from": a, "to": b, "per_s": rate}
-            for stage, a, b, rate in flows_of(best)
-        ],
-        "why_nothing": best.why or None,
-    }
-    if explanation is not None:
-        found["explanation"] = explanation
-    return found
-
-
-def _post(post: Post) -> dict[str, Any]:
-    counts = {role.value: post.count(role) for role in ROLES}
-    return {"pool": post.pool, "parallel": post.parallel, **counts}
 
 
 # -------------------------------------------------------------------------------------- parts

@@ -9,8 +9,9 @@ from orchestrator.plan import search
 from orchestrator.plan.assignment import Assignment, posts_of
 from orchestrator.plan.bound import relaxed
 from orchestrator.plan.demand import classes_of, total_rate
-from orchestrator.plan.explain import explain, to_record
+from orchestrator.plan.explain import explain
 from orchestrator.plan.problem import Problem
+from orchestrator.plan.record import to_record
 from orchestrator.plan.search import Objective, plan
 from orchestrator.plan.value import value_of
 from tests.orchestrator.plan.plan_problems import line, pool, problem

@@ -1,0 +1,121 @@
+"""A plan as plain values, and the flows that a picture of it is drawn from."""
+
+from collections.abc import Iterator
+from math import inf
+from typing import Any, NamedTuple
+
+from orchestrator.plan.assignment import ROLES, Post
+from orchestrator.plan.explain import Explanation, cost_per_million, routes
+from orchestrator.plan.paths import Net
+from orchestrator.plan.search import Plan
+from orchestrator.plan.settle import Flows
+from orchestrator.plan.value import Value
+from workers.api.messages import MAIN, PREFILL, RELAY, Role
+
+
+class Flow(NamedTuple):
+    """Requests/s from one place to the next, such as "hami/compute prefill".
+
+    `stage`: prefill, then the route from there on; handoff: from relay to main.
+    """
+
+    stage: str
+    source: str
+    target: str
+    per_s: float
+
+
+def to_record(plan: Plan, explanation: Explanation | None) -> dict[str, Any]:
+    """Plain values for JSON; keys are only ever added."""
+    best, problem = plan.best, plan.problem
+    found: dict[str, Any] = {
+        "objective": plan.objective.value,
+        "demand_per_s": problem.demand,
+        "priced": problem.priced,
+        "slo": {
+            "ttft_s": problem.goal.ttft_s,
+            "tpot_s": problem.goal.tpot_s,
+            "second_token_s": problem.goal.second_s if problem.goal.second_s < inf else None,
+        },
+        "share_within_slo": problem.goal.share,
+        "assignment": [_post(post) for post in best.assignment.posts],
+        "rate_per_s": best.rate,
+        "served_per_s": best.served,
+        "programme_per_s": best.most,
+        "cost_per_h": best.cost_per_h,
+        "cost_per_million_tokens": cost_per_million(problem, best),
+        "goodput_per_cost": best.per_cost,
+        "bound": plan.bound.score,
+        "bound_is": "requests per unit of money" if plan.by_cost else "requests/s",
+        "gap": plan.gap,
+        "tried": len(plan.tried),
+        "all_tried": plan.whole,
+        "rounds": best.rounds,
+        "moved": best.moved,
+        "routes": routes(best),
+        "flows": [
+            {"stage": flow.stage, "from": flow.source, "to": flow.target, "per_s": flow.per_s}
+            for flow in flows_of(best)
+        ],
+        "lines": [
+            {"from": a, "to": b, "used": used, "wait_s": wait_s}
+            for a, b, used, wait_s in _lines(best)
+        ],
+        "why_nothing": best.why or None,
+    }
+    if explanation is not None:
+        found["explanation"] = explanation
+    return found
+
+
+def flows_of(value: Value) -> Iterator[Flow]:
+    """From "requests" to the workers that decode last; nothing where nothing is served."""
+    if value.net is None or value.flows is None:
+        return
+    net, summed = value.net, dict[tuple[str, str, str], float]()
+
+    def add(stage: str, source: str, target: str, rate: float) -> None:
+        key = stage, source, target
+        summed[key] = summed.get(key, 0.0) + rate
+
+    parts = _prefill_parts(net, value.flows)
+    for (_, place), rate in zip(net.entries, value.flows.entering, strict=True):
+        add("prefill", "requests", _named(net, place, PREFILL), rate)
+    for path, rate in zip(net.paths, value.flows.going, strict=True):
+        if not rate:
+            continue
+        last = _named(net, path.main, MAIN)
+        first = last if path.relay is None else _named(net, path.relay, RELAY)
+        for place, part in parts[path.kind, path.site]:
+            add(path.route, _named(net, place, PREFILL), first, part * rate)
+        if path.relay is not None:
+            add("handoff", first, last, rate)
+    yield from (Flow(*key, rate) for key, rate in summed.items() if rate > 1e-9)
+
+
+def _prefill_parts(net: Net, flows: Flows) -> dict[tuple[int, str], list[tuple[int, float]]]:
+    """Of each class in each site, which part every group prefills."""
+    found: dict[tuple[int, str], list[tuple[int, float]]] = {}
+    for (kind, place), rate in zip(net.entries, flows.entering, strict=True):
+        found.setdefault((kind, net.groups[place].pool.site), []).append((place, rate))
+    return {
+        where: [(place, rate / total) for place, rate in parts if rate]
+        for where, parts in found.items()
+        if (total := sum(rate for _, rate in parts))
+    }
+
+
+def _named(net: Net, place: int, role: Role) -> str:
+    return f"{net.groups[place].pool.name} {role.value}"
+
+
+def _lines(value: Value) -> Iterator[tuple[str, str, float, float]]:
+    """(from, to, part of it that is used, seconds that KV waits for its turn) each way."""
+    if value.state is not None:
+        for (a, b), used in value.state.line_load.items():
+            yield a, b, used, value.state.line_wait_s[a, b]
+
+
+def _post(post: Post) -> dict[str, Any]:
+    counts = {role.value: post.count(role) for role in ROLES}
+    return {"pool": post.pool, "parallel": post.parallel, **counts}
