@@ -9,15 +9,24 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.cli.output import Format, FormatOption, print_json
-from orchestrator.cli.sweeping import How, ResumeOption, SweepOption, sweep_over
+from orchestrator.cli.output import Format, FormatOption, print_json, tell
+from orchestrator.cli.sweeping import (
+    How,
+    ResumeOption,
+    SweepOption,
+    check_writable,
+    sweep_over,
+)
 from orchestrator.errors import UserError
 from orchestrator.plan.explain import Explanation, explain, routes
 from orchestrator.plan.record import to_record
 from orchestrator.plan.search import Objective, Plan
 from orchestrator.plan.search import plan as make_plan
+from orchestrator.replay.planning.page import write_html
+from orchestrator.replay.scenario.about import about
 from orchestrator.replay.scenario.load import load_scenario, scenario_names
 from orchestrator.replay.scenario.problem import asked_rate, problem_of
+from orchestrator.replay.scenario.workload import make_workload
 from orchestrator.replay.sweep.axes import parse_axes
 from orchestrator.replay.sweep.planned import NEAR, Wanted, plan_cells, plan_figures
 
@@ -50,7 +59,9 @@ def plan(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="A sweep's processes. Default: all cores.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a sweep's report as one page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the plan, or a sweep's report, as one page.")
+    ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Find out which pool should play which role: the most within the SLO for the money."""
@@ -66,14 +77,19 @@ def plan(
         how = How(resume=resume, jobs=jobs, html=html, output=output)
         sweep_over("plan", scenario, axes, cells, partial(plan_figures, wanted), near=NEAR, how=how)
         return
-    for option, given in (("--resume", resume), ("--jobs", jobs), ("--html", html)):
+    for option, given in (("--resume", resume), ("--jobs", jobs)):
         if given is not None:
             raise UserError(f"{option}: it is for --sweep; give both")
+    if html is not None:
+        check_writable(html)
     problem = problem_of(scenario, keep_roles=keep_roles)
     if not most:
         problem = replace(problem, demand=rate or asked_rate(problem))
     found = make_plan(problem, objective)
-    why = explain(found) if explained else None
+    why = explain(found) if explained or html is not None else None
+    if html is not None and why is not None:
+        write_html(html, found, why, about(scenario, make_workload(scenario)))
+        tell(f"{html}: {html.stat().st_size / 1e6:.1f} MB, to be opened in a browser")
     if output is Format.JSON:
         print_json(to_record(found, why))
         return
@@ -84,7 +100,7 @@ def plan(
     for line in (told.headline, parts and f"routes: {parts}", told.binding, told.bound):
         if line:
             console.print(line, markup=False, highlight=False)
-    if why is not None:
+    if explained and why is not None:
         _explained(console, why)
 
 

@@ -1,0 +1,1 @@
+"""Plans of scenarios, told as a page."""
