@@ -7,6 +7,7 @@ from orchestrator.plan.assignment import ROLES, Assignment, Post
 from orchestrator.plan.flows import Row
 from orchestrator.plan.problem import Line, Pool, Problem
 from orchestrator.plan.search import ENOUGH, Plan, ranks
+from orchestrator.plan.settle import service
 from orchestrator.plan.value import Value, value_of
 from workers.api.record import record
 
@@ -230,13 +231,16 @@ def _speed(value: Value, place: int) -> str:
     """What decides for a role: seconds per prompt, or tokens per second within the goal."""
     assert value.net is not None
     assert value.state is not None
+    assert value.flows is not None
     net, state = value.net, value.state
     group = net.groups[place]
     if group.role.value == "prefill":
-        shares = net.problem.shares
-        seconds = sum(
-            share * net.busy_s(kind, place, state.found[place]) for kind, share in enumerate(shares)
-        )
+        entering = [
+            (rate, kind, place)
+            for (kind, where), rate in zip(net.entries, value.flows.entering, strict=True)
+            if where == place
+        ]
+        seconds, _ = service(net, entering, state.found[place])
         return f"{seconds:.2g} s a prompt"
     return f"{state.batch[place]:.0f} at once, {1e3 * state.step_s[place]:.3g} ms a token"
 
