@@ -180,7 +180,7 @@ class Net:
         nbytes *= problem.kv_bytes_per_token
         if path.line is None:
             sending_s, delay_s = (
-                nbytes / problem.site_bytes_per_s,
+                nbytes / self.ground.inside_bytes_per_s(there),
                 self.ground.delay_s(there, there),
             )
         else:
@@ -195,7 +195,8 @@ class Net:
             return Terms(kv_s, nbytes, stall_s, 0.0, decoded, 0.0, 0.0)
         relay_step_s = state.step_s[path.relay]
         assert path.line is not None
-        near_s = what.prompt * problem.kv_bytes_per_token / problem.site_bytes_per_s
+        near_s = what.prompt * problem.kv_bytes_per_token
+        near_s /= self.ground.inside_bytes_per_s(path.site)
         near_s = max(near_s + self.ground.delay_s(path.site, path.site), 2 * home_s(path.site))
         stall_s = near_s + relay_step_s / 2
         race_s = self._race_s(relay_step_s, main_step_s, token_s)

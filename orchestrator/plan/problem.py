@@ -1,10 +1,12 @@
 """What there is to plan with: pools, lines, requests, goals and prices."""
 
+from dataclasses import field
 from functools import cached_property
 from math import inf
 
 from orchestrator.plan.demand import RequestClass, total_rate
 from orchestrator.plan.speeds import Decoding
+from orchestrator.state.views import SAME_SITE_BYTES_PER_S
 from workers.api.messages import Role
 from workers.api.record import record
 from workers.costs import Costs
@@ -99,8 +101,8 @@ class Problem:
 
     `reused_tokens`: what a cache must hold to find all that `hit` says. `gap_cv2`: squared
     coefficient of variation of the times between two arrivals, 1 for Poisson's; a `burst` comes on
-    top of all rates. `priced` False: no
-    prices are known, and a chip's hour counts 1.
+    top of all rates. `site_bytes_per_s`: what carries KV inside a site, where its owner says so.
+    `priced` False: no prices are known, and a chip's hour counts 1.
     """
 
     pools: tuple[Pool, ...]
@@ -114,7 +116,7 @@ class Problem:
     gap_cv2: float = 1.0
     burst: Burst | None = None
     handoff_bound_s: float = 1.0
-    site_bytes_per_s: float = 25e9
+    site_bytes_per_s: dict[str, float] = field(default_factory=dict)
     priced: bool = True
 
     @property
@@ -146,6 +148,7 @@ class Ground:
             for pool in problem.pools
             for shape in pool.shapes
         }
+        self._inside_bytes_per_s = problem.site_bytes_per_s
         self.known_s: dict[tuple[str, int, int, int, bool], float] = {}  # prefills, see `paths`
 
     def decoding(self, pool: str, parallel: int) -> Decoding:
@@ -154,6 +157,10 @@ class Ground:
 
     def line(self, a: str, b: str) -> Line | None:
         return self._lines.get(frozenset((a, b)))
+
+    def inside_bytes_per_s(self, site: str) -> float:
+        """What carries KV from one worker of a site to another."""
+        return self._inside_bytes_per_s.get(site, SAME_SITE_BYTES_PER_S)
 
     def delay_s(self, a: str, b: str) -> float:
         """One way, along the shortest path of lines."""

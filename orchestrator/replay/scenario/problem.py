@@ -68,6 +68,7 @@ def problem_of(
         gap_cv2=1.0 if burst else _gap_cv2(asked),
         burst=burst,
         handoff_bound_s=topology.policy.handoff_bound_s,
+        site_bytes_per_s={name: site.rate_bytes_per_s for name, site in topology.sites.items()},
         priced=priced,
     )
 

@@ -152,3 +152,16 @@ def test_hits_settle_with_the_memory_that_legs_leave() -> None:
     assert 0.2 < less.state.found[0] < 0.6
     assert less.rate < much.rate
     assert less.moved < 0.02  # and says so
+
+
+def test_a_slow_network_inside_a_site_delays_what_it_carries() -> None:
+    """A megabyte at 1e5 bytes/s takes ten seconds, one of which the prefill hides."""
+    what = problem(pool("a/x", 2), prompt=1000.0)
+    groups = groups_of(what, assignment(("a/x", 1, 0, 1)))
+
+    def stall_s(of: Problem) -> float:
+        net = Net(of, groups, Ground(of))
+        return net.terms(net.paths[0], empty_state(net)).stall_s
+
+    slow = replace(what, site_bytes_per_s={"a": 1e5})
+    assert stall_s(slow) - stall_s(what) == pytest.approx(9.0, abs=1e-3)
