@@ -106,6 +106,18 @@ def test_a_file_of_another_scenario_is_refused(
     assert kept.read_bytes() == before
 
 
+@pytest.mark.usefixtures("ray")
+def test_a_sweep_of_plans(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    """`laptop-simulated` has one site that can do all and one that can only decode."""
+    grid = "link.bandwidth=1|100Mbps"
+    assert run(["plan", str(file), "--most", "--sweep", grid, "-o", "json"]) == 0
+    slow, fast = (cell["policies"] for cell in json.loads(capsys.readouterr().out)["cells"])
+    assert set(slow) == set(fast) == {"plan", "local"}
+    assert slow["local"] == fast["local"]  # one site alone has no line
+    for cell in (slow, fast):
+        assert cell["plan"]["goodput_per_cost"] >= cell["local"]["goodput_per_cost"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
