@@ -19,7 +19,7 @@ from orchestrator.replay.scenario.schema import (
 from orchestrator.topology.schema import Deadlines, Gateway, Link, Policy, Pool, Site, Slo, Topology
 from workers.api.messages import MAIN, PREFILL, RELAY, Role
 
-REQUESTS = 900
+REQUESTS = 4000
 PATIENT = Deadlines(queue_s=300.0, prefill_s=300.0)
 PRICES = {"h100": 2.0, "h200": 2.5, "h20": 1.2, "a100": 1.2, "l40s": 0.9}
 
