@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +20,10 @@ from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption
 from orchestrator.errors import UserError
 from orchestrator.live.journal import Header, Journal
-from orchestrator.live.launch import LaunchFailed
-from orchestrator.live.running import running
+from orchestrator.live.launch import LaunchFailed, Roles
+from orchestrator.live.running import check_startable, running
+from orchestrator.replan.watch import Replanning
+from orchestrator.replay.scenario.roles import plan_roles, replanning_of
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.schema import Topology
 from workers.service.logs import log_to
@@ -51,13 +54,27 @@ def serve(
 ) -> None:
     """Start the sites of a topology on this machine and serve it until SIGINT or SIGTERM."""
     topology = _overridden(load_topology(file), port, gateway_site)
+    check_startable(topology)
+    voice = _Voice(output)
+    roles, replanning = _planned(topology, voice), replanning_of(topology)
     if logs is not None:
         logs.mkdir(parents=True, exist_ok=True)
         log_to("gateway", logs / "gateway.log")
     else:
         log_to("gateway", None)
         logging.disable(logging.INFO)
-    raise typer.Exit(uvloop.run(_recorded(topology, _Voice(output), logs, record)))
+    what = _Service(topology=topology, roles=roles, replanning=replanning, logs=logs)
+    raise typer.Exit(uvloop.run(_recorded(what, voice, record)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Service:
+    """What is to be served. `logs`: where they are kept; None: nowhere."""
+
+    topology: Topology
+    roles: Roles
+    replanning: Replanning | None
+    logs: Path | None
 
 
 def _overridden(topology: Topology, port: int | None, site: str | None) -> Topology:
@@ -70,6 +87,14 @@ def _overridden(topology: Topology, port: int | None, site: str | None) -> Topol
             raise UserError(f"--gateway-site: no site {site!r} in the topology; there are {known}")
         gateway = gateway.model_copy(update={"site": site})
     return topology.model_copy(update={"gateway": gateway})
+
+
+def _planned(topology: Topology, voice: "_Voice") -> Roles:
+    """The roles that the file leaves to the planner, told. Raises UserError."""
+    planned = plan_roles(topology)
+    for line in planned.told:
+        voice.say(line)
+    return planned.roles
 
 
 class _Voice:
@@ -130,20 +155,17 @@ class _Voice:
                 self._bar.stop()
 
 
-async def _recorded(
-    topology: Topology, voice: _Voice, logs: Path | None, record: Path | None
-) -> int:
+async def _recorded(what: _Service, voice: _Voice, record: Path | None) -> int:
     """Serve, with a journal if one is wanted. Raises UserError before anything was started."""
     if record is None:
-        return await _serve(topology, voice, logs, None)
+        return await _serve(what, voice, None)
     journal = Journal(record, asyncio.get_running_loop().call_later)
     with contextlib.closing(journal):
-        return await _serve(topology, voice, logs, journal)
+        return await _serve(what, voice, journal)
 
 
-async def _serve(
-    topology: Topology, voice: _Voice, logs: Path | None, journal: Journal | None
-) -> int:
+async def _serve(what: _Service, voice: _Voice, journal: Journal | None) -> int:
+    topology = what.topology
     host, port = topology.gateway.host, topology.gateway.port
     async with _until_signal() as stopped:
         try:
@@ -152,8 +174,10 @@ async def _serve(
                     topology,
                     progress=voice.say,
                     model_progress=voice.model_progress,
-                    log_dir=logs,
+                    log_dir=what.logs,
                     record=None if journal is None else journal.record,
+                    roles=what.roles,
+                    replanning=what.replanning,
                 )
                 entering = asyncio.ensure_future(manager.__aenter__())
                 await asyncio.wait({entering, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -14,7 +14,7 @@ from orchestrator.live.channel import Place, WorkerChannel, close_all
 from orchestrator.live.openai.service import ModelCard, Tokenizer, Told
 from orchestrator.membership.members import Members
 from orchestrator.membership.reach import CameUp, Lost, News
-from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish, Send
+from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish, Send, Summary
 from orchestrator.state.config import CoreConfig
 from orchestrator.state.events import Arrived, ClientGone, Event, LinkTold, Ticked
 from workers.api.messages import Load, Role, SendKV, UpMessage
@@ -49,7 +49,8 @@ class Driver:
     """Implements `openai.service.Service` over the machine and the workers' channels.
 
     `record`, when given, is told every event with its time and what the machine answered: a
-    fresh machine that is fed the events gives the same actions. With `tls` it dials workers.
+    fresh machine that is fed the events gives the same actions. `finished` is told of each request
+    that ended well. With `tls` it dials workers.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Driver:
         metrics: Metrics,
         needed: frozenset[str],
         record: Record | None = None,
+        finished: Callable[[Summary], None] = lambda summary: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.config = config
@@ -77,6 +79,7 @@ class Driver:
         self._tls = tls
         self._metrics = metrics
         self._record = record
+        self._finished = finished
         self._clients: dict[str, Told] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
@@ -173,6 +176,10 @@ class Driver:
         """A drained worker may have new legs again."""
         self._tell_all(self.members.revive(worker))
 
+    def give_roles(self, worker: str, roles: frozenset[Role]) -> None:
+        """New legs of this worker are of these roles."""
+        self._tell_all(self.members.give_roles(worker, roles))
+
     async def remove(self, worker: str) -> None:
         """The worker has left the deployment."""
         channel = self.channels.pop(worker, None)
@@ -254,6 +261,8 @@ class Driver:
         if isinstance(action, Send):
             self._send(action)
             return
+        if isinstance(action, Finish):
+            self._finished(action.summary)
         client = self._clients.get(action.request)
         if client is None:
             return

@@ -24,6 +24,7 @@ from orchestrator.live.openai.border.door import Door
 from orchestrator.live.openai.service import ModelCard, Tokenizer
 from orchestrator.live.openai.text import StopWatch
 from orchestrator.live.openai.vocabulary import Vocabulary
+from orchestrator.live.replanner import Replanner
 from orchestrator.live.roster import Roster, expected_workers
 from orchestrator.membership.reports import LeaseRefused
 from orchestrator.metrics.exposition import Metrics
@@ -94,7 +95,10 @@ def take_port(host: str, port: int) -> socket.socket:
 
 
 class Gateway:
-    """One gateway: built inside its event loop, runs until it is told to stop."""
+    """One gateway: built inside its event loop, runs until it is told to stop.
+
+    `replanner` None: roles stay what they are.
+    """
 
     def __init__(
         self,
@@ -106,6 +110,7 @@ class Gateway:
         secret: str,
         door: Door | None = None,
         record: Record | None = None,
+        replanner: Replanner | None = None,
         tls: TlsContexts | None = None,
     ) -> None:
         metrics = Metrics(CollectorRegistry())
@@ -120,6 +125,7 @@ class Gateway:
             metrics=metrics.workers,
             needed=expected_workers(topology),
             record=record,
+            finished=(lambda summary: None) if replanner is None else replanner.ended,
             tls=None if tls is None else tls.client,
         )
         core = self.driver.machine.ctx
@@ -128,6 +134,7 @@ class Gateway:
             a, b = link.between
             self.driver.line(a, b, 2 * link.delay_s, link.rate_bytes_per_s)
         self.roster = Roster(topology, self.driver, directory)
+        self._replanner = replanner
         app = create_app(self.driver, metrics=metrics, door=door, cors=topology.gateway.cors)
         self._public = Front(app, http=Connection)
         # Agents have a port of their own: with TLS they show certificates, which clients have not.
@@ -141,15 +148,20 @@ class Gateway:
         """Serve clients on `public` and agents on `internal` until `stop` is set."""
         fronts = ((self._public, public), (self._internal, internal))
         serving = [asyncio.create_task(front.serve(sockets=[sock])) for front, sock in fronts]
-        watching = asyncio.create_task(self.roster.watch())
+        # They never end but by a failure.
+        endless = [asyncio.create_task(self.roster.watch())]
+        if self._replanner is not None:
+            endless.append(asyncio.create_task(self._replanner.run(self.driver)))
         stopping = asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait([*serving, watching, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if watching.done():
-                await watching  # it never ends but by a failure
+            await asyncio.wait([*serving, *endless, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for task in endless:
+                if task.done():
+                    await task
         finally:
-            for task in (watching, stopping):
+            for task in (*endless, stopping):
                 task.cancel()
+            await asyncio.gather(*endless, return_exceptions=True)
             await self.driver.close()
             for front, _ in fronts:
                 front.should_exit = True

@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from orchestrator.topology.schema import Topology
 from orchestrator.topology.units import show_rate
 from transport.emulator.control import LineControl, LineError, start_emulator
 from transport.tls import refusal
+from workers.api.messages import Role
 from workers.service.config import SECRET_ENV, Line, Simulated, WorkerConfig
 
 ROOT = Path(__file__).parents[2]
@@ -43,13 +44,17 @@ STOP_S = 15.0
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
+Roles = Mapping[str, frozenset[Role]]  # of workers that have others than their pool
+AS_POOLED: Roles = {}
 
 
 class LaunchFailed(Exception):
     """The deployment did not come up; one line naming the cause."""
 
 
-def worker_configs(topology: Topology, site: str, model: str) -> tuple[WorkerConfig, ...]:
+def worker_configs(
+    topology: Topology, site: str, model: str, roles: Roles = AS_POOLED
+) -> tuple[WorkerConfig, ...]:
     """The workers of a site's pools. Their ports are 0: the agent chooses them."""
     deadlines, tls = topology.policy.deadlines, topology.security.tls
     # On a real line BBR finds the rate; an emulated one is behind loopback, which TCP fills.
@@ -64,12 +69,13 @@ def worker_configs(topology: Topology, site: str, model: str) -> tuple[WorkerCon
     for pool_name, pool in topology.sites[site].pools.items():
         speed = pool.simulate
         for instance in range(pool.instances):
+            name = f"{site}/{pool_name}/{instance}"
             configs.append(
                 WorkerConfig(
-                    name=f"{site}/{pool_name}/{instance}",
+                    name=name,
                     site=site,
                     pool=pool_name,
-                    roles=tuple(sorted(pool.roles)),
+                    roles=tuple(sorted(roles.get(name, pool.roles))),
                     model=model,
                     engine=pool.engine,
                     simulated=Simulated()
@@ -110,6 +116,7 @@ class Deployment:
         model: str,
         gateway: str,
         secret: str,
+        roles: Roles = AS_POOLED,
         tls: ssl.SSLContext | None = None,
         progress: Progress,
         log_dir: Path | None = None,
@@ -119,6 +126,7 @@ class Deployment:
         self._model = model
         self._gateway = gateway
         self._secret = secret
+        self._roles = roles
         self._tls = tls
         self._progress = progress
         self._start_s = start_s
@@ -218,7 +226,7 @@ class Deployment:
         gateway = await self.directory.seen(self._gateway, home, site, "control")
         return SiteSpec(
             site=site,
-            workers=worker_configs(self._topology, site, self._model),
+            workers=worker_configs(self._topology, site, self._model, self._roles),
             gateway=base_url(gateway, self._tls),
             gateway_site=home,
             host=HOST,

@@ -11,8 +11,10 @@ from pathlib import Path
 from orchestrator.errors import UserError
 from orchestrator.live.driver import Record
 from orchestrator.live.gateway import Gateway, load_tokenizer, read_card, take_port
-from orchestrator.live.launch import HOST, Deployment, LaunchFailed
+from orchestrator.live.launch import AS_POOLED, HOST, Deployment, LaunchFailed, Roles
 from orchestrator.live.openai.border.keys import read_door
+from orchestrator.live.replanner import Replanner
+from orchestrator.replan.watch import Replanning
 from orchestrator.topology.schema import Topology
 from transport.tls import TlsContexts, TlsError, load_contexts
 from workers.engines.models import ModelError, Progress, resolve_model
@@ -67,13 +69,14 @@ async def running(
     model_progress: Progress,
     log_dir: Path | None = None,
     record: Record | None = None,
+    roles: Roles = AS_POOLED,
+    replanning: Replanning | None = None,
 ) -> AsyncIterator[Running]:
     """Bring everything up, yield when requests can be served, end everything.
 
-    Raises UserError for what the user can mend, before anything was started where that can be
-    known, and LaunchFailed for what did not come up.
+    With `replanning` roles follow the world. Raises UserError for what the user can mend, before
+    anything was started where that can be known, and LaunchFailed for what did not come up.
     """
-    check_startable(topology)
     door = read_door(topology.security)
     host, port = topology.gateway.host, topology.gateway.port
     tls = gateway_tls(topology)
@@ -93,6 +96,7 @@ async def running(
             model=str(directory),
             gateway=f"{HOST}:{internal.getsockname()[1]}",
             secret=secret,
+            roles=roles,
             tls=None if tls is None else tls.client,
             progress=progress,
             log_dir=log_dir,
@@ -109,6 +113,7 @@ async def running(
                 secret=secret,
                 door=door,
                 record=record,
+                replanner=None if replanning is None else Replanner(replanning, tell=progress),
                 tls=tls,
             )
             serving = asyncio.create_task(gateway.run(public, internal, stop))

@@ -17,12 +17,16 @@ SHOWN = 4  # changes that one line names
 
 @record
 class Case:
-    """A world that is not the one that was planned for. `why`: in words, what is different."""
+    """A world that is not the one that was planned for. `why`: in words, what is different.
+
+    `urgent`: requests may have nobody to serve them as they should be.
+    """
 
     base: Problem
     seen: Seen
     why: tuple[str, ...]
     gain: float
+    urgent: bool = False
 
 
 @record

@@ -64,7 +64,8 @@ class Watch:
             self._since = now
         if not urgent and now - self._since < self._hysteresis.dwell_s:
             return None
-        return Case(base=self._base, seen=seen, why=why, gain=self._hysteresis.gain)
+        gain = self._hysteresis.gain
+        return Case(base=self._base, seen=seen, why=why, gain=gain, urgent=bool(urgent))
 
     def planned(self, case: Case) -> None:
         """A case was decided, whatever came of it: from now on its world is the usual one."""
