@@ -165,13 +165,7 @@ def _pools(
 ) -> Iterator[tuple[PlanPool, float | None]]:
     for site, place in topology.sites.items():
         for name, pool in place.pools.items():
-            shapes = tuple(_shapes(scenario, topology, pool))
-            if running:
-                shapes = tuple(
-                    replace(shape, most=pool.instances)
-                    for shape in shapes
-                    if shape.parallel == pool.parallel
-                )
+            shapes = tuple(_shapes(scenario, topology, pool, running=running))
             # What cannot hold the longest request would refuse it; if no shape can, that is told.
             shapes = tuple(shape for shape in shapes if shape.kv_tokens > longest) or shapes[-1:]
             found = _pool(site, name, pool, shapes, pool.roles if keep_roles else ALL_ROLES)
@@ -196,12 +190,17 @@ def _pool(
     )
 
 
-def _shapes(scenario: Scenario, topology: Topology, pool: Pool) -> Iterator[Shape]:
-    """Powers of two, and what the file says, inside one scale-up domain, that hold the model."""
+def _shapes(
+    scenario: Scenario, topology: Topology, pool: Pool, *, running: bool
+) -> Iterator[Shape]:
+    """Powers of two, and what the file says, inside one scale-up domain, that hold the model.
+
+    Of running workers only theirs, and as many as there are.
+    """
     domain = min(pool.scale_up or pool.count, pool.count)
     sizes = {1 << power for power in range(domain.bit_length()) if 1 << power <= domain}
-    if pool.engine == "simulated":
-        sizes = {1}
+    if running or pool.engine == "simulated":
+        sizes = set()
     facts = scenario.catalogue.models[topology.model]
     for size in sorted(sizes | {pool.parallel}):
         changed = pool.model_copy(update={"parallel": size})
@@ -213,7 +212,7 @@ def _shapes(scenario: Scenario, topology: Topology, pool: Pool) -> Iterator[Shap
         domains, rest = divmod(pool.count, domain)
         yield Shape(
             parallel=size,
-            most=domains * (domain // size) + rest // size,
+            most=pool.instances if running else domains * (domain // size) + rest // size,
             costs=pool_costs(scenario, topology, changed),
             kv_tokens=int(tokens),
         )
