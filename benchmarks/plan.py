@@ -23,9 +23,9 @@ from benchmarks.plan_cases import Case, large, small
 from orchestrator.plan.assignment import Assignment, posts_of
 from orchestrator.plan.explain import explain
 from orchestrator.plan.problem import Problem
+from orchestrator.plan.programme.value import Value
 from orchestrator.plan.record import to_record
 from orchestrator.plan.search import Objective, Plan, plan
-from orchestrator.plan.value import Value
 from orchestrator.replay.report.metrics import keeps
 from orchestrator.replay.scenario.load import load_scenario
 from orchestrator.replay.scenario.problem import problem_of, roles_by_plan

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from orchestrator.plan.assignment import ROLES, Assignment, Post
-from orchestrator.plan.flows import Row
 from orchestrator.plan.problem import Line, Pool, Problem
+from orchestrator.plan.programme.flows import Row
+from orchestrator.plan.programme.settle import service
+from orchestrator.plan.programme.value import Value, value_of
 from orchestrator.plan.search import ENOUGH, Plan, ranks
-from orchestrator.plan.settle import service
-from orchestrator.plan.value import Value, value_of
 from workers.api.record import record
 
 GBPS = 0.125e9  # bytes/s

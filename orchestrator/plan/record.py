@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from orchestrator.plan.assignment import ROLES, Post
 from orchestrator.plan.explain import Explanation, cost_per_million, routes
-from orchestrator.plan.paths import Net
+from orchestrator.plan.programme.paths import Net
+from orchestrator.plan.programme.settle import Flows
+from orchestrator.plan.programme.value import Value
 from orchestrator.plan.search import Plan
-from orchestrator.plan.settle import Flows
-from orchestrator.plan.value import Value
 from workers.api.messages import MAIN, PREFILL, RELAY, Role
 
 

@@ -6,10 +6,10 @@ from itertools import product
 from math import prod
 
 from orchestrator.plan.assignment import ROLES, Assignment, Post, post_of, posts_of
-from orchestrator.plan.bound import Bound, relaxed
 from orchestrator.plan.problem import Ground, Pool, Problem
+from orchestrator.plan.programme.bound import Bound, relaxed
+from orchestrator.plan.programme.value import Value, value_of
 from orchestrator.plan.starts import starts
-from orchestrator.plan.value import Value, value_of
 from workers.api.messages import Role
 from workers.api.record import record
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import product
 
 from orchestrator.plan.assignment import ROLES, Assignment, Post, post_of
-from orchestrator.plan.bound import Bound, relaxed
 from orchestrator.plan.problem import Ground, Pool, Problem
+from orchestrator.plan.programme.bound import Bound, relaxed
 from workers.api.messages import MAIN, PREFILL, RELAY
 
 SIZES = (1.0, 0.5, 0.25, 0.0)

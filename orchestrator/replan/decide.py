@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from orchestrator.plan.assignment import ROLES, Assignment, post_of
 from orchestrator.plan.problem import ALL_ROLES, Problem
+from orchestrator.plan.programme.value import value_of
 from orchestrator.plan.search import Objective, plan
-from orchestrator.plan.value import value_of
 from orchestrator.replan.seen import Seen, WorkerSeen, of_workers, problem_seen
 from workers.api.messages import MAIN, PREFILL, Role
 from workers.api.record import record

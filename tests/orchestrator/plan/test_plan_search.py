@@ -7,13 +7,13 @@ import pytest
 
 from orchestrator.plan import search
 from orchestrator.plan.assignment import Assignment, posts_of
-from orchestrator.plan.bound import relaxed
 from orchestrator.plan.demand import classes_of, total_rate
 from orchestrator.plan.explain import explain
 from orchestrator.plan.problem import Problem
+from orchestrator.plan.programme.bound import relaxed
+from orchestrator.plan.programme.value import value_of
 from orchestrator.plan.record import to_record
 from orchestrator.plan.search import Objective, plan
-from orchestrator.plan.value import value_of
 from tests.orchestrator.plan.plan_problems import line, pool, problem
 from workers.costs import MeasuredCosts
 

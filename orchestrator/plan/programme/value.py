@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from orchestrator.plan.assignment import Assignment, groups_of
-from orchestrator.plan.flows import Answer, best_flows
-from orchestrator.plan.paths import Net, State, empty_state
 from orchestrator.plan.problem import Ground, Problem
-from orchestrator.plan.settle import Flows, keeping, settle
+from orchestrator.plan.programme.flows import Answer, best_flows
+from orchestrator.plan.programme.paths import Net, State, empty_state
+from orchestrator.plan.programme.settle import Flows, keeping, settle
 from workers.api.record import record
 
 ROUNDS = 12

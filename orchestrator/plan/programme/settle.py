@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
 
-from orchestrator.plan.paths import Ends, Net, Path, State, Terms
 from orchestrator.plan.problem import Burst
-from orchestrator.plan.queues import (
+from orchestrator.plan.programme.paths import Ends, Net, Path, State, Terms
+from orchestrator.plan.programme.queues import (
     averaged,
     chance_within,
     mean_wait_s,

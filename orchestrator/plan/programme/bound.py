@@ -11,9 +11,9 @@ from math import inf
 import numpy as np
 
 from orchestrator.plan.assignment import ROLES, Group
-from orchestrator.plan.flows import Programme, Row
-from orchestrator.plan.paths import Net, empty_state
 from orchestrator.plan.problem import Ground, Problem
+from orchestrator.plan.programme.flows import Programme, Row
+from orchestrator.plan.programme.paths import Net, empty_state
 from orchestrator.plan.speeds import Decoding
 from workers.api.messages import MAIN, PREFILL, RELAY
 from workers.api.record import record

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.plan.assignment import Assignment, Post, groups_of
-from orchestrator.plan.flows import MOST_HELD, MOST_LOAD, Answer, best_flows
-from orchestrator.plan.paths import Net, empty_state
 from orchestrator.plan.problem import Ground, Problem
-from orchestrator.plan.value import value_of
+from orchestrator.plan.programme.flows import MOST_HELD, MOST_LOAD, Answer, best_flows
+from orchestrator.plan.programme.paths import Net, empty_state
+from orchestrator.plan.programme.value import value_of
 from tests.orchestrator.plan.plan_problems import line, pool, problem
 from workers.costs import MeasuredCosts
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog  # type: ignore[import-untyped]
 from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
-from orchestrator.plan.paths import Ends, Net, Path, State, Terms
-from orchestrator.plan.queues import chance_within
-from orchestrator.plan.settle import Flows, crowded_lines, decode_chance, service
+from orchestrator.plan.programme.paths import Ends, Net, Path, State, Terms
+from orchestrator.plan.programme.queues import chance_within
+from orchestrator.plan.programme.settle import Flows, crowded_lines, decode_chance, service
 from workers.api.messages import PREFILL
 from workers.api.record import record
 

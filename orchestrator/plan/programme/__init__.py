@@ -1,0 +1,1 @@
+"""What one assignment can serve: its linear programme, its queues, and the bound on all of them."""
