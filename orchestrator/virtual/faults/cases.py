@@ -84,6 +84,13 @@ def _mild(scenario: Scenario) -> Scenario:
 
 def play(case: Case) -> World:
     """Live through a case, to one deadline of every kind after its last fault."""
+    world = begin(case)
+    live(world, case)
+    return world
+
+
+def begin(case: Case) -> World:
+    """A case's world at its beginning, with all that will happen to it."""
     clocks = {
         fault.target: ClockError(offset_s=1000.0 * fault.amount, rate=fault.amount)
         for fault in case.faults
@@ -94,10 +101,14 @@ def play(case: Case) -> World:
         world.schedule.at(fault.at, inject, world, fault)
     for ask in case.asks:
         world.schedule.at(ask.at, world.ask, ask)
+    return world
+
+
+def live(world: World, case: Case) -> None:
+    """Live through it."""
     world.run(case.over_at)
     deadlines = case.setup.core.deadlines
     world.settle(deadlines.request + case.setup.lease_s + 2 * max(world.frozen_s, default=0.0))
-    return world
 
 
 # ------------------------------------------------------------------ the deployment
