@@ -24,6 +24,7 @@ from orchestrator.live.openai.border.guard import Guard
 from orchestrator.live.openai.border.visit import Visits
 from orchestrator.live.openai.errors import ApiError, internal, scrub, unavailable
 from orchestrator.live.openai.intake import Intake, Prepared, unknown_model
+from orchestrator.live.openai.openapi import document
 from orchestrator.live.openai.service import ModelCard, Service
 from orchestrator.live.openai.template import ChatTemplate
 from orchestrator.live.openai.vocabulary import Vocabulary
@@ -129,6 +130,11 @@ def create_app(
     async def told_version(request: Request) -> Response:
         return _json({"version": VERSION})
 
+    described = document(version=VERSION, model=service.model.name)
+
+    async def openapi(request: Request) -> Response:
+        return _json(described)
+
     async def scrape(request: Request) -> Response:
         return Response(metrics.render(), media_type=metrics.content_type)
 
@@ -146,6 +152,7 @@ def create_app(
             Route("/health", health),
             Route("/ready", ready),
             Route("/version", told_version),
+            Route("/openapi.json", openapi),
             Route("/metrics", scrape),
             Route("/status", status),
         ],

@@ -15,6 +15,7 @@ from pydantic import (
     BaseModel,
     Field,
     ValidationError,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -38,6 +39,29 @@ MAX_BIASES = 1024
 MAX_BIAS = 100
 MAX_TOOLS = 128
 INT64 = 2**63
+
+# What is taken in more than one form, for those who only read the schema.
+_TEXT = {"type": "string"}
+_STOP = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_CONTENT = {"anyOf": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}]}
+_BIASES = {
+    "type": "object",
+    "propertyNames": {"pattern": r"^[0-9]+$"},
+    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+    "maxProperties": MAX_BIASES,
+}
+
+
+def _one_or_more(of: dict[str, Any], most: int) -> dict[str, Any]:
+    """One of these, or a list of them."""
+    return {"anyOf": [of, {"type": "array", "items": of, "minItems": 1, "maxItems": most}]}
 
 
 class StreamOptions(Strict):
@@ -65,10 +89,10 @@ class Common(Strict):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
-    logit_bias: dict[int, float] = Field(default_factory=dict)
+    logit_bias: Annotated[dict[int, float], WithJsonSchema(_BIASES)] = Field(default_factory=dict)
     response_format: ResponseFormat | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
-    stop: tuple[str, ...] = ()
+    stop: Annotated[tuple[str, ...], WithJsonSchema(_one_or_more(_STOP, MAX_STOPS))] = ()
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
@@ -118,7 +142,7 @@ class Message(Strict):
     """`content` of several text parts is joined with newlines."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | None = None
+    content: Annotated[str | None, WithJsonSchema(_CONTENT)] = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -179,7 +203,10 @@ class ChatRequest(Common):
 class CompletionRequest(Common):
     """`prompt` is one prompt or up to 16, each a string or a list of token ids."""
 
-    prompt: tuple[str | tuple[int, ...], ...]
+    prompt: Annotated[
+        tuple[str | tuple[int, ...], ...],
+        WithJsonSchema({"anyOf": [_IDS, _one_or_more({"anyOf": [_TEXT, _IDS]}, MAX_CHOICES)]}),
+    ]
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -220,7 +247,7 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: tuple[int, ...]
+    tokens: Annotated[tuple[int, ...], WithJsonSchema(_IDS | {"minItems": 0})]
 
     @field_validator("tokens", mode="before")
     @classmethod

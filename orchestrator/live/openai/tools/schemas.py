@@ -3,7 +3,14 @@
 from typing import Annotated, Any, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
@@ -42,7 +49,7 @@ class Called(Strict):
     """The function of a past call. `arguments` holds a JSON object."""
 
     name: Annotated[str, Field(min_length=1)]
-    arguments: dict[str, Any]
+    arguments: Annotated[dict[str, Any], WithJsonSchema({"type": "string"})]
 
     @field_validator("arguments", mode="before")
     @classmethod
