@@ -14,7 +14,7 @@ UNFINISHED := $(VENV)/.unfinished
 # pip, in an environment that never asks a question.
 PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
 
-.PHONY: venv serve test faults fuzz mutants lint clean
+.PHONY: venv serve test compiled interpreted faults fuzz mutants lint clean
 
 venv: $(READY)
 
@@ -43,6 +43,14 @@ serve: venv
 
 test: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+# The core as C extension modules, for replays and gateways that are to be fast; the same results.
+# Minutes, and a C compiler. A source that changes afterwards: all is interpreted again, and says so.
+compiled: venv
+	$(BIN)/python -m compiled.build
+
+interpreted:
+	rm -rf build/core build/core.work
 
 # The long campaign in virtual time; `make test` lives through two thousand of these seeds. Hours.
 faults: venv

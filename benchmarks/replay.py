@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks import driver
 from benchmarks.machine import machine
+from compiled.finder import is_compiled
 from orchestrator.replay.driver import Replay
 from orchestrator.replay.outcome import Outcome
 from orchestrator.replay.prompt import Prompt
@@ -66,6 +67,7 @@ def run(
         "mooncake_without_caches": without,
         "million": scaling[-1],
         "scaling": scaling,
+        "compiled": is_compiled(),
         "loop_ns": 1e9 * driver.loop_s() / driver.LOOP_ADDITIONS,
         "machine": measured_on,
     }

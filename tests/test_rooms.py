@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 # Bottom to top. Rooms in one row are on one floor and do not know each other. A module belongs to
 # the longest name that begins its own.
 FLOORS = [
+    ["compiled"],
     ["transport.base"],
     ["transport.stream"],
     ["transport.codecs"],

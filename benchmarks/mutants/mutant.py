@@ -3,9 +3,12 @@
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from compiled.finder import VARIABLE, is_compiled
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,6 +75,7 @@ class MutantFinder(importlib.abc.MetaPathFinder):
 
 def install(mutant: Mutant) -> None:
     """Break the rule in this process. RuntimeError when its module was imported already."""
-    if mutant.module in sys.modules:
+    if mutant.module in sys.modules or is_compiled():
         raise RuntimeError(f"{mutant.module} is imported already")
+    os.environ[VARIABLE] = "1"  # what was compiled with the rule would not hear that it is broken
     sys.meta_path.insert(0, MutantFinder(mutant))

@@ -29,6 +29,7 @@ from workers.api.messages import (
     RANK,
     Role,
     TokenRun,
+    token_count,
 )
 
 # A leg's runs that cannot be judged yet wait here; more than this many are forgotten and asked
@@ -196,7 +197,7 @@ class Request:
     due_at: float | None = None  # when the machine looks at it again, as its heap has it
 
     def __post_init__(self) -> None:
-        self.name, self.prompt = self.spec.request, len(self.spec.prompt_ids)
+        self.name, self.prompt = self.spec.request, token_count(self.spec.prompt_ids)
 
     @property
     def limit(self) -> int:

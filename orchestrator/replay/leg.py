@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.replay import tokens
 from orchestrator.replay.lines.ramp import Chunk, Ramp, layerwise
-from workers.api.messages import PREFILL, SendKV, Start, TokenRun
+from workers.api.messages import PREFILL, SendKV, Start, TokenRun, token_count
 
 LegKey = tuple[str, int]  # request and epoch
 
@@ -47,7 +47,7 @@ class ModelLeg:
 
     def __post_init__(self) -> None:
         start = self.start
-        self.prompt = len(start.prompt_ids)
+        self.prompt = token_count(start.prompt_ids)
         self.law = self.own = self.said = len(start.law_ids)
         prefill = start.role is PREFILL
         self.landed = prefill

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from orchestrator.policy.prefixes import BlockNames, Name
+from workers.kv.prefix import CANONICAL_TOKENS
 
 
 class Prompt(tuple[int, ...]):
@@ -40,7 +41,7 @@ class PromptNames(BlockNames):
 
     def __init__(self, block_tokens: int | None, kv_tokens: int) -> None:
         self._named = block_tokens is not None
-        self.block_tokens = block_tokens or BlockNames.block_tokens
+        self.block_tokens = block_tokens or CANONICAL_TOKENS
         self.blocks_per_worker = max(1, kv_tokens // self.block_tokens)
 
     def of_prompt(self, prompt_ids: Sequence[int], cache_salt: str) -> tuple[Name, ...]:

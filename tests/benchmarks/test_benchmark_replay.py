@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from benchmarks import replay as replay_bench
+from compiled.finder import is_compiled
 
 LINE = '{{"timestamp": {}, "input_length": 1500, "output_length": 20, "hash_ids": [1, 2, {}]}}\n'
 
@@ -20,6 +21,7 @@ def test_every_part_is_measured(tmp_path: Path) -> None:
     assert result["million"]["requests"] == 60
     assert result["million"]["peak_MiB"] >= result["million"]["before_MiB"] > 10
     assert result["loop_ns"] > 0
+    assert result["compiled"] is is_compiled()
 
 
 def test_a_trace_that_is_not_there_is_left_out(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Every message carries `request` (unique across gateways) and `epoch` (one leg of
 Output indices count from 0; all ranges are half-open.
 """
 
+from collections.abc import Sequence
 from dataclasses import field
 from enum import StrEnum
 from typing import Final
@@ -26,6 +27,13 @@ RELAY: Final = Role.RELAY
 MAIN: Final = Role.MAIN
 
 RANK = {PREFILL: 0, RELAY: 1, MAIN: 2}
+
+
+def token_count(ids: Sequence[int]) -> int:
+    """How many ids a prompt has. By its own word: a replay's prompts are tuples without ids, and
+    compiled code does not ask what it takes for a tuple.
+    """
+    return len(ids)
 
 
 @record

@@ -44,4 +44,5 @@ def _table(result: dict[str, Any]) -> None:
         if row is not None:
             table.add_row(name, *(shape.format(row[key]) for key, shape in COLUMNS.items()))
     Console().print(table)
-    print(f"one addition in a loop: {result['loop_ns']:.1f} ns")
+    core = "compiled" if result["compiled"] else "interpreted"
+    print(f"the core is {core}; one addition in a loop: {result['loop_ns']:.1f} ns")
