@@ -111,14 +111,14 @@ def _worth(case: Case, value: Value, rate: float) -> float:
     """In the objective's unit."""
     if case.objective is Objective.GOODPUT:
         return rate
-    return rate / value.assignment.chips_per_h(value.net.problem) if value.net else 0.0
+    return rate / value.assignment.chips_per_h(value.solved.net.problem) if value.solved else 0.0
 
 
 def _all(problem: Problem, found: Plan) -> list[Assignment]:
     """Every assignment that could serve something, the likeliest first."""
     tried = {value.assignment: value.rate for value in found.tried}
     # Those without any way from a prefill to a main are nothing to replay.
-    ways = {value.assignment for value in found.tried if value.rate or value.net is not None}
+    ways = {value.assignment for value in found.tried if value.rate or value.solved is not None}
     every = (Assignment(posts=posts) for posts in product(*map(posts_of, problem.pools)))
     able = [one for one in every if one.possible and (one in ways or one not in tried)]
     return sorted(able, key=lambda one: -tried.get(one, 0.0))

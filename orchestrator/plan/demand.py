@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from workers.api.record import record
 
 ROUNDS = 30  # of moving centres; they hardly move after ten
-DIMENSIONS = 3
 
 
 class Asked(NamedTuple):
@@ -37,15 +36,15 @@ class RequestClass:
     main_hit: float = 0.0
 
 
-def classes_of(requests: Iterable[tuple[float, int, int, int]], most: int) -> list[RequestClass]:
+def classes_of(requests: Iterable[Asked], most: int) -> list[RequestClass]:
     """At most so many classes, the most frequent first; empty for no requests.
 
-    Requests are clustered by the logarithms of prompt, output and of the tokens that are missing
-    (k-means, Lloyd's algorithm; centres begin evenly along the first principal axis, so the same
-    requests give the same classes). Means of a class are those of its requests, so that the sum of
-    tokens is kept.
+    `requests` are in the order in which they came. They are clustered by the logarithms of prompt,
+    output and of the tokens that are missing (k-means, Lloyd 1982; centres begin evenly along the
+    first principal axis, so the same requests give the same classes). Means of a class are those of
+    its requests, so that the sum of tokens is kept.
     """
-    asked = [Asked(*request) for request in requests]
+    asked = list(requests)
     if not asked:
         return []
     span = asked[-1].at - asked[0].at
@@ -63,7 +62,7 @@ def classes_of(requests: Iterable[tuple[float, int, int, int]], most: int) -> li
 
 def total_rate(classes: Sequence[RequestClass]) -> float:
     """Requests/s of all classes together."""
-    return sum(kind.rate for kind in classes)
+    return sum(requests.rate for requests in classes)
 
 
 def _class(number: int, group: NDArray[np.float64], per_request: float) -> RequestClass:
@@ -83,7 +82,7 @@ def _round(tokens: float) -> str:
 
 
 def _clusters(places: NDArray[np.float64], most: int) -> NDArray[np.int64]:
-    """[n, d] -> [n] labels."""
+    """[n, d] -> [n] labels from 0 on, at most `most` of them; some may have no member."""
     centred = places - places.mean(axis=0)
     _, axes = np.linalg.eigh(centred.T @ centred)
     axis = axes[:, -1] * np.sign(axes[np.abs(axes[:, -1]).argmax(), -1])

@@ -3,17 +3,25 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from orchestrator.plan.assignment import ROLES, Assignment, Post
+from orchestrator.plan.assignment import ROLES, Assignment, Post, post_of
 from orchestrator.plan.problem import Line, Pool, Problem
-from orchestrator.plan.programme.flows import Row
-from orchestrator.plan.programme.settle import service
-from orchestrator.plan.programme.value import Value, value_of
+from orchestrator.plan.programme.flows import Limit, Row
+from orchestrator.plan.programme.value import Solved, Value, value_of
 from orchestrator.plan.search import ENOUGH, Plan, ranks
+from workers.api.messages import MAIN, PREFILL, RELAY, Role
 from workers.api.record import record
 
 GBPS = 0.125e9  # bytes/s
 SHOWN = 12  # candidates that lost
 NOTHING = 0.005  # of the rate: less than that is not worth telling
+
+DOES = {PREFILL: "prefills", RELAY: "relays", MAIN: "decodes"}
+FULL = {  # what a limit is of; those that are not named are of workers
+    Limit.LINE: "the line {where}",
+    Limit.MEMORY: "KV memory of {where}",
+    Limit.SLOTS: "decoding slots of {where}",
+    Limit.LATE: "the part of requests that may be late",
+}
 
 
 @record
@@ -32,7 +40,7 @@ class Shadow:
 
 @record
 class Rejected:
-    """A candidate that lost."""
+    """A candidate that lost. `rate`: requests/s; `per_cost`: requests per unit of money."""
 
     assignment: str
     rate: float
@@ -43,7 +51,11 @@ class Rejected:
 
 @record
 class Explanation:
-    """Everything that is told of a plan."""
+    """Everything that is told of a plan, in words but for the figures of `shadows` and `rejected`.
+
+    `bound`: how near the plan is to what nothing can pass; `binding`: what is full first;
+    `fixed_point`: how well it settled; `sites`: by site, what it does.
+    """
 
     headline: str
     bound: str
@@ -84,9 +96,10 @@ def cost_per_million(problem: Problem, value: Value) -> float | None:
 def routes(value: Value) -> dict[str, float]:
     """Parts of the requests by route."""
     parts: dict[str, float] = {}
-    if value.net is None or value.flows is None or not value.rate:
+    solved = value.solved
+    if solved is None or not value.rate:
         return parts
-    for path, rate in zip(value.net.paths, value.flows.going, strict=True):
+    for path, rate in zip(solved.net.paths, solved.flows.going, strict=True):
         if rate:
             parts[path.route] = parts.get(path.route, 0.0) + rate / value.rate
     return parts
@@ -124,82 +137,67 @@ def _bound(plan: Plan) -> str:
 
 
 def _binding(value: Value) -> str:
-    row = None if value.answer is None else value.answer.binding
-    if row is None:
+    if value.binding is None:
         return "nothing binds: nothing is served"
-    return f"{_limit(row)} is full first"
+    return f"{_limit(value.binding)} is full first"
 
 
 def _limit(row: Row) -> str:
     """A row as people name it."""
-    match row.what:
-        case "line":
-            return f"the line {row.where}"
-        case "memory":
-            return f"KV memory of {row.where}"
-        case "slots":
-            return f"decoding slots of {row.where}"
-        case "late":
-            return "the part of requests that may be late"
-    return f"{row.what} of {row.where}"
+    return FULL.get(row.limit, "{limit} of {where}").format(limit=row.limit, where=row.where)
 
 
 def _shadows(plan: Plan) -> Iterator[Shadow]:
     best = plan.best
-    if best.answer is None or not best.rate:
+    if best.solved is None or not best.rate:
         return
     for number, line in enumerate(plan.problem.lines):
-        yield _line_shadow(plan, number, line)
+        yield _line_shadow(plan, best.solved, number, line)
     for pool, post in zip(plan.problem.pools, best.assignment.posts, strict=True):
         for role in ROLES:
             if post.count(role):
-                yield _worker_shadow(plan, pool, post, role.value)
+                yield _worker_shadow(plan, best.solved, pool, post, role)
 
 
-def _line_shadow(plan: Plan, number: int, line: Line) -> Shadow:
+def _line_shadow(plan: Plan, solved: Solved, number: int, line: Line) -> Shadow:
     more = GBPS * line.wire_ratio
     lines = list(plan.problem.lines)
     lines[number] = replace(line, bytes_per_s=line.bytes_per_s + more)
     problem = replace(plan.problem, lines=tuple(lines))
     adds = max(0.0, value_of(problem, plan.best.assignment).rate - plan.best.rate)
     dual = sum(
-        worth * more
-        for row, worth in _rows(plan.best)
-        if row.what == "line" and set(row.where.split(">")) == set(line.between)
+        dual * more
+        for row, dual in _duals(solved)
+        if row.limit is Limit.LINE and set(row.where.split(">")) == set(line.between)
     )
     return _told(plan, f"Gbps on {line.name}", "Gbps", adds, dual)
 
 
-def _worker_shadow(plan: Plan, pool: Pool, post: Post, role: str) -> Shadow:
+def _worker_shadow(plan: Plan, solved: Solved, pool: Pool, post: Post, role: Role) -> Shadow:
     """With one worker more than the pool has chips for, if need be."""
     shapes = tuple(replace(shape, most=shape.most + 1) for shape in pool.shapes)
     pools = tuple(
         replace(other, shapes=shapes) if other.name == pool.name else other
         for other in plan.problem.pools
     )
-    more = replace(
-        post,
-        prefill=post.prefill + (role == "prefill"),
-        relay=post.relay + (role == "relay"),
-        main=post.main + (role == "main"),
-    )
+    counts = {each: post.count(each) + (each is role) for each in ROLES}
+    more = post_of(pool, post.parallel, counts)
     posts = tuple(more if other is post else other for other in plan.best.assignment.posts)
     value = value_of(replace(plan.problem, pools=pools), Assignment(posts=posts))
-    count = more.workers - post.workers
-    names = {f"{pool.name}", f"{pool.name} {role}"}
+    groups = solved.net.groups
     dual = sum(
-        worth * row.most / max(1, getattr(post, role)) * count
-        for row, worth in _rows(plan.best)
-        if row.where in names and (row.what == role or row.where.endswith(f" {role}"))
+        dual * row.most / post.count(role)
+        for row, dual in _duals(solved)
+        if row.place is not None
+        and (groups[row.place].pool.name, groups[row.place].role) == (pool.name, role)
     )
     adds = max(0.0, value.rate - plan.best.rate)
     what = f"{role} worker of {post.parallel} {pool.chip} in {pool.name}"
     return _told(plan, what, "workers", adds, dual)
 
 
-def _rows(value: Value) -> Iterator[tuple[Row, float]]:
-    assert value.answer is not None
-    yield from zip(value.answer.rows, value.answer.worth, strict=True)
+def _duals(solved: Solved) -> Iterator[tuple[Row, float]]:
+    yield from zip(solved.answer.rows, solved.answer.duals, strict=True)
 
 
 def _told(plan: Plan, what: str, unit: str, adds: float, dual: float) -> Shadow:
@@ -212,44 +210,32 @@ def _told(plan: Plan, what: str, unit: str, adds: float, dual: float) -> Shadow:
 
 def _sites(value: Value) -> Iterator[tuple[str, str]]:
     """What each site ends up doing, and how full it is."""
-    if value.net is None or value.state is None:
+    if value.solved is None:
         return
-    net, state = value.net, value.state
+    net, state = value.solved.net, value.solved.state
     told: dict[str, list[str]] = {site: [] for site in net.ground.sites}
     for place, group in enumerate(net.groups):
         load = max(state.load[place], state.held[place])
-        what = {"prefill": "prefills", "relay": "relays", "main": "decodes"}[group.role.value]
         told[group.pool.site].append(
-            f"{what} on {group.count} x {group.shape.parallel} {group.pool.chip} "
-            f"({_speed(value, place)}, {load:.0%} busy)"
+            f"{DOES[group.role]} on {group.count} x {group.shape.parallel} {group.pool.chip} "
+            f"({_speed(value.solved, place)}, {load:.0%} busy)"
         )
     for site, parts in told.items():
-        yield site, "; ".join(parts) or f"does nothing: {_idle(value, site)}"
+        yield site, "; ".join(parts) or f"does nothing: {_idle(net.problem, site)}"
 
 
-def _speed(value: Value, place: int) -> str:
+def _speed(solved: Solved, place: int) -> str:
     """What decides for a role: seconds per prompt, or tokens per second within the goal."""
-    assert value.net is not None
-    assert value.state is not None
-    assert value.flows is not None
-    net, state = value.net, value.state
-    group = net.groups[place]
-    if group.role.value == "prefill":
-        entering = [
-            (rate, kind, place)
-            for (kind, where), rate in zip(net.entries, value.flows.entering, strict=True)
-            if where == place
-        ]
-        seconds, _ = service(net, entering, state.found[place])
-        return f"{seconds:.2g} s a prompt"
+    net, state = solved.net, solved.state
+    if net.groups[place].role is PREFILL:
+        mix = net.mixes(solved.flows.entering)[place]
+        return f"{net.service(place, mix, state.cached[place]).mean_s:.2g} s a prompt"
     return f"{state.batch[place]:.0f} at once, {1e3 * state.step_s[place]:.3g} ms a token"
 
 
-def _idle(value: Value, site: str) -> str:
+def _idle(problem: Problem, site: str) -> str:
     """Why a site is left out."""
-    assert value.net is not None
-    pools = [pool for pool in value.net.problem.pools if pool.site == site]
-    if not pools:
+    if not any(pool.site == site for pool in problem.pools):
         return "it has no chips"
     return "its chips serve less for their price, or nobody needs them"
 
@@ -270,8 +256,7 @@ def _lost(plan: Plan, value: Value) -> str:
     if not value.rate:
         return value.why
     mine, its = (ranks(problem, plan.objective, v.served, v.cost_per_h) for v in (best, value))
-    row = None if value.answer is None else value.answer.binding
-    limit = "" if row is None else f", where {_limit(row)} is full"
+    limit = "" if value.binding is None else f", where {_limit(value.binding)} is full"
     if mine[0] > its[0] and problem.demand is not None:
         return f"serves {value.rate:.3g} of {problem.demand:.3g} requests/s{limit}"
     less = 1 - value.served / best.served if best.served else 0.0

@@ -5,7 +5,7 @@ from functools import cached_property
 from math import inf
 
 from orchestrator.plan.demand import RequestClass, total_rate
-from orchestrator.plan.speeds import Decoding
+from orchestrator.plan.speeds import Decoding, Prefilling
 from orchestrator.state.views import SAME_SITE_BYTES_PER_S
 from workers.api.messages import Role
 from workers.api.record import record
@@ -123,7 +123,7 @@ class Problem:
     def shares(self) -> tuple[float, ...]:
         """Of each class in all requests."""
         total = total_rate(self.classes)
-        return tuple(kind.rate / total for kind in self.classes)
+        return tuple(requests.rate / total for requests in self.classes)
 
     def pool(self, name: str) -> Pool:
         """Raises KeyError."""
@@ -136,26 +136,32 @@ class Problem:
 class Ground:
     """What all assignments of a problem have in common, worked out once.
 
-    Sites, and how far apart they are; `line(a, b)` is the one that joins two, or None.
+    Sites and how far apart they are, and how fast a worker of each shape is.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.sites = sorted({pool.site for pool in problem.pools} | {problem.gateway_site})
         self._lines = {frozenset(line.between): line for line in problem.lines}
         self._home = problem.gateway_site
-        self._decoding = {
-            (pool.name, shape.parallel): Decoding(shape.costs)
-            for pool in problem.pools
-            for shape in pool.shapes
-        }
+        self._prefilling: dict[tuple[str, int], Prefilling] = {}
+        self._decoding: dict[tuple[str, int], Decoding] = {}
+        for pool in problem.pools:
+            for shape in pool.shapes:
+                which = pool.name, shape.parallel
+                self._prefilling[which] = Prefilling(shape.costs, pool.chunk_tokens)
+                self._decoding[which] = Decoding(shape.costs)
         self._inside_bytes_per_s = problem.site_bytes_per_s
-        self.known_s: dict[tuple[str, int, int, int, bool], float] = {}  # prefills, see `paths`
+
+    def prefilling(self, pool: str, parallel: int) -> Prefilling:
+        """How a worker of that shape prefills."""
+        return self._prefilling[pool, parallel]
 
     def decoding(self, pool: str, parallel: int) -> Decoding:
         """How a worker of that shape decodes."""
         return self._decoding[pool, parallel]
 
     def line(self, a: str, b: str) -> Line | None:
+        """The one that joins two sites; None: none does."""
         return self._lines.get(frozenset((a, b)))
 
     def inside_bytes_per_s(self, site: str) -> float:
@@ -163,7 +169,7 @@ class Ground:
         return self._inside_bytes_per_s.get(site, SAME_SITE_BYTES_PER_S)
 
     def delay_s(self, a: str, b: str) -> float:
-        """One way, along the shortest path of lines."""
+        """One way, along the shortest path of lines (Floyd and Warshall 1962)."""
         return self._delays[a, b]
 
     def home_s(self, site: str) -> float:

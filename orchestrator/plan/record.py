@@ -10,7 +10,6 @@ from orchestrator.plan.programme.paths import Net
 from orchestrator.plan.programme.settle import Flows
 from orchestrator.plan.programme.value import Value
 from orchestrator.plan.search import Plan
-from workers.api.messages import MAIN, PREFILL, RELAY, Role
 
 
 class Flow(NamedTuple):
@@ -41,7 +40,7 @@ def to_record(plan: Plan, explanation: Explanation | None) -> dict[str, Any]:
         "assignment": [_post(post) for post in best.assignment.posts],
         "rate_per_s": best.rate,
         "served_per_s": best.served,
-        "programme_per_s": best.most,
+        "programme_per_s": best.programme_rate,
         "cost_per_h": best.cost_per_h,
         "cost_per_million_tokens": cost_per_million(problem, best),
         "goodput_per_cost": best.per_cost,
@@ -70,24 +69,25 @@ def to_record(plan: Plan, explanation: Explanation | None) -> dict[str, Any]:
 
 def flows_of(value: Value) -> Iterator[Flow]:
     """From "requests" to the workers that decode last; nothing where nothing is served."""
-    if value.net is None or value.flows is None:
+    if value.solved is None:
         return
-    net, summed = value.net, dict[tuple[str, str, str], float]()
+    net, flows = value.solved.net, value.solved.flows
+    summed: dict[tuple[str, str, str], float] = {}
 
     def add(stage: str, source: str, target: str, rate: float) -> None:
         key = stage, source, target
         summed[key] = summed.get(key, 0.0) + rate
 
-    parts = _prefill_parts(net, value.flows)
-    for (_, place), rate in zip(net.entries, value.flows.entering, strict=True):
-        add("prefill", "requests", _named(net, place, PREFILL), rate)
-    for path, rate in zip(net.paths, value.flows.going, strict=True):
+    parts = _prefill_parts(net, flows)
+    for (_, place), rate in zip(net.entries, flows.entering, strict=True):
+        add("prefill", "requests", net.groups[place].name, rate)
+    for path, rate in zip(net.paths, flows.going, strict=True):
         if not rate:
             continue
-        last = _named(net, path.main, MAIN)
-        first = last if path.relay is None else _named(net, path.relay, RELAY)
+        last = net.groups[path.main].name
+        first = last if path.relay is None else net.groups[path.relay].name
         for place, part in parts[path.kind, path.site]:
-            add(path.route, _named(net, place, PREFILL), first, part * rate)
+            add(path.route, net.groups[place].name, first, part * rate)
         if path.relay is not None:
             add("handoff", first, last, rate)
     yield from (Flow(*key, rate) for key, rate in summed.items() if rate > 1e-9)
@@ -105,15 +105,12 @@ def _prefill_parts(net: Net, flows: Flows) -> dict[tuple[int, str], list[tuple[i
     }
 
 
-def _named(net: Net, place: int, role: Role) -> str:
-    return f"{net.groups[place].pool.name} {role.value}"
-
-
 def _lines(value: Value) -> Iterator[tuple[str, str, float, float]]:
     """(from, to, part of it that is used, seconds that KV waits for its turn) each way."""
-    if value.state is not None:
-        for (a, b), used in value.state.line_load.items():
-            yield a, b, used, value.state.line_wait_s[a, b]
+    if value.solved is not None:
+        state = value.solved.state
+        for (a, b), used in state.line_load.items():
+            yield a, b, used, state.line_wait_s[a, b]
 
 
 def _post(post: Post) -> dict[str, Any]:

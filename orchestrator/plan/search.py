@@ -160,15 +160,20 @@ class _Search:
         yield from sorted(found, key=lambda swap: -found[swap])
 
     def _expected(
-        self, value: Value, pool: Pool, post: Post, other: Post, worth: dict[tuple[str, str], float]
+        self,
+        value: Value,
+        pool: Pool,
+        post: Post,
+        other: Post,
+        worth: Mapping[tuple[str, Role], float],
     ) -> float:
         """Requests/s (per money, where that is what counts) after a swap, to first order."""
         rate = value.rate
         for role in ROLES:
             more = other.count(role) * other.parallel - post.count(role) * post.parallel
-            each = worth.get((pool.name, role.value))
+            each = worth.get((pool.name, role))
             if each is None:  # nobody there does it: what it is worth elsewhere
-                each = max((w for (_, what), w in worth.items() if what == role.value), default=0.0)
+                each = max((w for (_, where), w in worth.items() if where is role), default=0.0)
             rate += each * more
         rate = max(0.0, rate)
         demand = self._problem.demand
@@ -179,18 +184,17 @@ class _Search:
         return served / cost if cost > 0 else 0.0
 
 
-def _worths(value: Value) -> dict[tuple[str, str], float]:
+def _worths(value: Value) -> dict[tuple[str, Role], float]:
     """Requests/s that one more chip of each pool in each role would add, by the duals."""
-    worth: dict[tuple[str, str], float] = {}
-    if value.answer is None or value.net is None:
+    worth: dict[tuple[str, Role], float] = {}
+    if value.solved is None:
         return worth
-    groups = {group.name: group for group in value.net.groups}
-    for row, dual in zip(value.answer.rows, value.answer.worth, strict=True):
-        name = f"{row.where} {row.what}" if row.unit == "workers" else row.where
-        group = groups.get(name)
-        if group is not None:
+    answer, groups = value.solved.answer, value.solved.net.groups
+    for row, dual in zip(answer.rows, answer.duals, strict=True):
+        if row.place is not None:
+            group = groups[row.place]
+            key = group.pool.name, group.role
             chips = group.count * group.shape.parallel
-            key = group.pool.name, group.role.value
             worth[key] = worth.get(key, 0.0) + dual * row.most / chips
     return worth
 

@@ -5,28 +5,50 @@ from math import ceil
 from workers.costs import Chunk, Costs, DecodeLine
 
 
-def prefill_alone_s(costs: Costs, tokens: float, context: float, chunk: int) -> float:
-    """Of one prompt with nobody beside it: whole steps of at most `chunk` tokens."""
-    steps = ceil(tokens / chunk)
-    return steps * _step_fixed_s(costs, min(chunk, ceil(tokens))) + _computing_s(
-        costs, tokens, context
-    )
+class Prefilling:
+    """A worker's prefills of one prompt each, in steps of at most `chunk_tokens`.
 
+    `tokens` are computed after `context` that a cache has. Times are kept: a plan asks for the same
+    again and again.
+    """
 
-def prefill_busy_s(costs: Costs, tokens: float, context: float, chunk: int) -> float:
-    """What a prompt adds when others wait: steps are full, and it uses a part of the last one."""
-    return tokens / chunk * _step_fixed_s(costs, chunk) + _computing_s(costs, tokens, context)
+    def __init__(self, costs: Costs, chunk_tokens: int) -> None:
+        self._costs, self._chunk = costs, chunk_tokens
+        self._alone_s: dict[tuple[int, int], float] = {}
+        self._busy_s: dict[tuple[int, int], float] = {}
 
+    def alone_s(self, tokens: int, context: int) -> float:
+        """With nobody beside it: whole steps."""
+        seconds = self._alone_s.get((tokens, context))
+        if seconds is None:
+            steps = ceil(tokens / self._chunk)
+            seconds = steps * self._fixed_s(min(self._chunk, tokens))
+            seconds += self._costs.chunk_s(tokens, context)
+            self._alone_s[tokens, context] = seconds
+        return seconds
 
-def extend_s(costs: Costs, tokens: int, context: int) -> float:
-    """What recomputing some tokens in one go adds to a decode step."""
-    return costs.chunk_s(tokens, context) if tokens > 0 else 0.0
+    def busy_s(self, tokens: int, context: int) -> float:
+        """What it adds when others wait: steps are full, and it uses a part of the last one."""
+        seconds = self._busy_s.get((tokens, context))
+        if seconds is None:
+            seconds = tokens / self._chunk * self._fixed_s(self._chunk)
+            seconds += self._costs.chunk_s(tokens, context)
+            self._busy_s[tokens, context] = seconds
+        return seconds
+
+    def _fixed_s(self, tokens: int) -> float:
+        """Of a step that only prefills: what it takes beside its chunk.
+
+        Computing itself is linear in context and quadratic in tokens, so that all chunks of a
+        prompt together take what one of its whole length takes.
+        """
+        return self._costs.step_s((Chunk(tokens, 0),), 0, 0) - self._costs.chunk_s(tokens, 0)
 
 
 class Decoding:
     """A worker's decode steps; batches may be fractions, and between whole ones steps are linear.
 
-    What the costs said of a batch is kept: they are asked for the same again and again.
+    What the costs said of a batch is kept, as above.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -41,6 +63,10 @@ class Decoding:
         if batch == low:
             return below
         return below + (batch - low) * (self._whole_s(low + 1, context) - below)
+
+    def extend_s(self, tokens: int, context: int) -> float:
+        """What computing some tokens after `context` in one go adds to a step."""
+        return self._costs.chunk_s(tokens, context) if tokens > 0 else 0.0
 
     def batch_within(self, context: float, limit_s: float, most: int) -> int:
         """The largest batch whose step takes at most `limit_s`; 0: not even one sequence."""
@@ -73,13 +99,3 @@ class Decoding:
         if line is None:
             line = self._lines[batch] = self._costs.decode_line(batch)
         return max(line.fixed_s + line.per_context_s * batch * context, line.least_s)
-
-
-def _step_fixed_s(costs: Costs, tokens: int) -> float:
-    """Of a step that only prefills: what it takes beside its chunk."""
-    return costs.step_s((Chunk(tokens, 0),), 0, 0) - costs.chunk_s(tokens, 0)
-
-
-def _computing_s(costs: Costs, tokens: float, context: float) -> float:
-    """Linear in context, quadratic in tokens: one chunk takes what its parts take together."""
-    return costs.chunk_s(round(tokens), round(context))

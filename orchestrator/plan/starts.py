@@ -1,13 +1,13 @@
 """Where a search starts: whole workers out of what relaxed programmes would split at will."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 
 from orchestrator.plan.assignment import ROLES, Assignment, Post, post_of
 from orchestrator.plan.problem import Ground, Pool, Problem
-from orchestrator.plan.programme.bound import Bound, relaxed
-from workers.api.messages import MAIN, PREFILL, RELAY
+from orchestrator.plan.programme.bound import Bound, Split, relaxed
+from workers.api.messages import MAIN, PREFILL, RELAY, Role
 
 SIZES = (1.0, 0.5, 0.25, 0.0)
 PAIRS = 100  # of all pairs of pools, those of the highest bound
@@ -60,22 +60,20 @@ def _sizes(problem: Problem, bound: Bound) -> Iterator[Assignment]:
 
 def _joined(problem: Problem, pairs: list[Bound]) -> Iterator[Assignment]:
     """The best pair, then with the best of the pools that are left, and so on."""
-    split: dict[str, dict[tuple[int, str], float]] = {}
+    split: dict[str, dict[tuple[int, Role], float]] = {}
     for pair in pairs:
         if split.keys().isdisjoint(pair.split):
             split |= pair.split
             yield _assigned(problem, split, 1.0)
 
 
-def _assigned(
-    problem: Problem, split: dict[str, dict[tuple[int, str], float]], size: float
-) -> Assignment:
+def _assigned(problem: Problem, split: Mapping[str, Split], size: float) -> Assignment:
     return Assignment(
         posts=tuple(rounded(pool, split.get(pool.name, {}), size) for pool in problem.pools)
     )
 
 
-def rounded(pool: Pool, split: dict[tuple[int, str], float], size: float) -> Post:
+def rounded(pool: Pool, split: Split, size: float) -> Post:
     """Whole workers in the parts that `split` (chips by shape and role) gives each role.
 
     `size` 1: all that the split uses of the pool at its largest; 0: one worker where there is some.
@@ -90,13 +88,13 @@ def rounded(pool: Pool, split: dict[tuple[int, str], float], size: float) -> Pos
     room = pool.shape(parallel).most
     wanted = {
         role: size
-        * sum(amount for (_, what), amount in split.items() if what == role.value)
+        * sum(amount for (_, played), amount in split.items() if played is role)
         / parallel
         for role in ROLES
     }
     counts = {role: round(wanted[role]) for role in ROLES}
     for role in ROLES:
-        named = split.get((parallel, role.value), 0.0)
+        named = split.get((parallel, role), 0.0)
         if not counts[role] and named > 1e-6 * pool.chips:
             counts[role] = 1
     while sum(counts.values()) > room:

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.plan import search
 from orchestrator.plan.assignment import Assignment, posts_of
-from orchestrator.plan.demand import classes_of, total_rate
+from orchestrator.plan.demand import Asked, classes_of, total_rate
 from orchestrator.plan.explain import explain
 from orchestrator.plan.problem import Problem
 from orchestrator.plan.programme.bound import relaxed
@@ -111,11 +111,11 @@ def test_a_plan_of_nothing_says_why() -> None:
 
 
 def test_classes_keep_rate_and_tokens() -> None:
-    asked = [(n / 10, 100 + n % 7 * 300, 20 + n % 3 * 50, n % 2 * 50) for n in range(1000)]
+    asked = [Asked(n / 10, 100 + n % 7 * 300, 20 + n % 3 * 50, n % 2 * 50) for n in range(1000)]
     classes = classes_of(asked, 5)
     assert len(classes) <= 5
     rate = total_rate(classes)
     assert rate == pytest.approx(10.0, rel=0.01)
-    prompt = sum(kind.rate * kind.prompt for kind in classes) / rate
-    assert prompt == pytest.approx(sum(a[1] for a in asked) / 1000)
+    prompt = sum(each.rate * each.prompt for each in classes) / rate
+    assert prompt == pytest.approx(sum(each.prompt for each in asked) / 1000)
     assert classes_of([], 5) == []

@@ -7,7 +7,8 @@ import pytest
 from orchestrator.plan.assignment import Assignment, Post, groups_of
 from orchestrator.plan.problem import Ground, Problem
 from orchestrator.plan.programme.flows import MOST_HELD, MOST_LOAD, Answer, best_flows
-from orchestrator.plan.programme.paths import Net, empty_state
+from orchestrator.plan.programme.paths import Net
+from orchestrator.plan.programme.terms import empty_state, terms_of
 from orchestrator.plan.programme.value import value_of
 from tests.orchestrator.plan.plan_problems import line, pool, problem
 from workers.costs import MeasuredCosts
@@ -53,7 +54,7 @@ def test_a_line_is_the_limit_of_two_sites() -> None:
     answer = solved(what, assignment(("a/x", 9, 0, 0), ("b/y", 0, 0, 9)))
     assert answer.rate == pytest.approx(10 * MOST_LOAD)
     assert str(answer.binding) == "line of a>b"
-    assert answer.worth[answer.rows.index(answer.binding)] == pytest.approx(1e-5)
+    assert answer.duals[answer.rows.index(answer.binding)] == pytest.approx(1e-5)
 
 
 def test_memory_is_the_limit() -> None:
@@ -92,9 +93,9 @@ def test_a_dual_is_the_slope(which: str) -> None:
     before, after = rate(1.0), rate(1.01)
     row = before.binding
     assert row is not None
-    assert row.what == which
-    worth = before.worth[before.rows.index(row)]
-    assert after.rate - before.rate == pytest.approx(worth * row.most * 0.01, rel=1e-3)
+    assert row.limit == which
+    dual = before.duals[before.rows.index(row)]
+    assert after.rate - before.rate == pytest.approx(dual * row.most * 0.01, rel=1e-3)
 
 
 def test_without_a_line_there_is_no_way() -> None:
@@ -146,10 +147,10 @@ def test_hits_settle_with_the_memory_that_legs_leave() -> None:
     )
     small = replace(large, pools=(pool("a/x", 2, kv_tokens=50_000),))
     much, less = value_of(large, who), value_of(small, who)
-    assert much.state is not None
-    assert less.state is not None
-    assert much.state.found[0] == pytest.approx(1.0)
-    assert 0.2 < less.state.found[0] < 0.6
+    assert much.solved is not None
+    assert less.solved is not None
+    assert much.solved.state.cached[0] == pytest.approx(1.0)
+    assert 0.2 < less.solved.state.cached[0] < 0.6
     assert less.rate < much.rate
     assert less.moved < 0.02  # and says so
 
@@ -161,7 +162,7 @@ def test_a_slow_network_inside_a_site_delays_what_it_carries() -> None:
 
     def stall_s(of: Problem) -> float:
         net = Net(of, groups, Ground(of))
-        return net.terms(net.paths[0], empty_state(net)).stall_s
+        return terms_of(net, net.paths[0], empty_state(net)).stall_s
 
     slow = replace(what, site_bytes_per_s={"a": 1e5})
     assert stall_s(slow) - stall_s(what) == pytest.approx(9.0, abs=1e-3)
