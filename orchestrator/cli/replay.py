@@ -107,6 +107,8 @@ def replay(
         console.print(what.title, markup=False, highlight=False)
         console.print(table(summaries, scenario.goal))
         for summary in summaries:
+            for line in summary.roles:
+                console.print(f"{summary.policy}: {line}", markup=False, highlight=False)
             if best is not None and summary.policy == PLANNED:
                 console.print(_beside(best, summary), markup=False, highlight=False)
 

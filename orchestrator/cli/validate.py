@@ -22,7 +22,10 @@ SAMPLE_TOKENS = 1000  # a prompt's length to show what the line means for it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSummary:
-    """One pool; `memory_gb` of all its chips, `price_per_h` of all of them, None: not known."""
+    """One pool; `memory_gb` of all its chips, `price_per_h` of all of them, None: not known.
+
+    `planned`: the file leaves its roles to the planner, so they may be any.
+    """
 
     site: str
     pool: str
@@ -32,6 +35,7 @@ class PoolSummary:
     parallel: int
     engine: str
     roles: list[str]
+    planned: bool
     memory_gb: float | None
     price_per_h: float | None
 
@@ -130,6 +134,7 @@ def _pool(site: str, name: str, pool: Pool, catalogue: Catalogue) -> PoolSummary
         parallel=pool.parallel,
         engine=pool.engine,
         roles=[role.value for role in Role if role in pool.roles],
+        planned=pool.open,
         memory_gb=memory.value * pool.count if memory else None,
         price_per_h=pool.price_per_h * pool.count if pool.price_per_h is not None else None,
     )
@@ -184,7 +189,7 @@ def _pool_text(pool: PoolSummary) -> str:
     memory = f" ({pool.memory_gb:g} GB)" if pool.memory_gb is not None else ""
     return (
         f"{pool.pool}: {pool.count} x {pool.chip}{memory}, {workers}{shards}, {pool.engine}, "
-        f"{' and '.join(pool.roles)}"
+        f"{'roles by plan' if pool.planned else ' and '.join(pool.roles)}"
     )
 
 

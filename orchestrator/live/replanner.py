@@ -66,7 +66,12 @@ class Replanner:
             return None  # it is still coming up, or nobody is there
         now, base = asyncio.get_running_loop().time(), self._replanning.base
         world = driver.machine.ctx.world
-        return self._watch.look(see(world, base, self._window.classes(now)), now)
+        try:
+            return self._watch.look(see(world, base, self._window.classes(now)), now)
+        except Exception:
+            # A defect here must not end the service: roles just stay what they are.
+            log.exception("the re-planner failed")
+            return None
 
     async def _plan(self, driver: Driver, case: Case) -> None:
         log.info("planning anew", extra={"reason": "; ".join(case.why)})

@@ -9,17 +9,16 @@ from dataclasses import replace
 from math import inf
 
 from orchestrator.lifecycle.machine import Machine
-from orchestrator.replay.faults import LineFault
 from orchestrator.replay.handing import Handing
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.lines.line import Line, Transfer
 from orchestrator.replay.lines.model import LineModel, Sharing
-from orchestrator.replay.lines.reports import link_loads
 from orchestrator.replay.outcome import Outcome, Use
 from orchestrator.replay.prompt import PromptNames
 from orchestrator.replay.replanning import Replanner
 from orchestrator.replay.setup import ModelSpec, ReplaySetup
 from orchestrator.replay.timelines import write_end, write_prefill, write_transfer
+from orchestrator.replay.troubles import Troubles
 from orchestrator.replay.worker import ModelWorker
 from orchestrator.state.actions import Action, Emit, Fail, Finish, Send
 from orchestrator.state.events import (
@@ -89,7 +88,6 @@ class Replay:
         self._relayed = self._handing.relayed
         self._lines = self._lay_lines()
         self._pool_uses: dict[str, Use] = {}
-        self._weakened: set[tuple[str, str]] = set()  # lines that were not as told, both ways
         self.ended_at = 0.0  # when the last request had ended
         self._roles = {spec.name: spec.roles for spec in setup.workers}
         self.replanner = (
@@ -108,7 +106,15 @@ class Replay:
             spec.name: self._delays[core.gateway_site, spec.site] for spec in setup.workers
         }
         self._bring_up()
-        self._plan_faults()
+        self._troubles = Troubles(
+            self.schedule,
+            self._lines,
+            self.workers,
+            lose=self._lose,
+            restore=self._restore,
+            say=self._say,
+        )
+        self._troubles.plan(setup.faults)
 
     def run(self, asks: Iterable[tuple[float, Arrived]]) -> None:
         """Live through what clients ask, in the order of time, until nothing moves any more.
@@ -253,35 +259,7 @@ class Replay:
             block_tokens=setup.block_tokens,
         )
 
-    # ------------------------------------------------------------ faults
-
-    def _plan_faults(self) -> None:
-        """Raises ValueError for a fault of something that is not there."""
-        for fault in self._setup.faults:
-            if isinstance(fault, LineFault):
-                if fault.between not in self._lines:
-                    raise ValueError(f"there is no line between {' and '.join(fault.between)}")
-                self.schedule.at(fault.at, self._weaken, fault.between, fault.factor)
-                self.schedule.at(fault.until, self._weaken, fault.between, 1.0)
-                continue
-            lost = [name for name in self.workers if fault.hits(name)]
-            if not lost:
-                raise ValueError(f"there is no worker, pool or site {fault.name}")
-            for name in lost:
-                self.schedule.at(fault.at, self._lose, name)
-                if fault.until is not None:
-                    self.schedule.at(fault.until, self._return, name)
-
-    def _weaken(self, between: tuple[str, str], factor: float) -> None:
-        for pair in (between, between[::-1]):
-            self._weakened.add(pair)
-            line = self._lines[pair]
-            if not factor:
-                line.cut()
-                continue
-            line.set_rate(factor)
-            if not line.up:
-                line.restore()
+    # ------------------------------------------------------------ workers that change
 
     def _lose(self, name: str) -> None:
         """A worker dies; its gateway hears of it when their connection breaks."""
@@ -294,7 +272,7 @@ class Replay:
                 WorkerLost(worker=name, reason="lost in the scenario"),
             )
 
-    def _return(self, name: str) -> None:
+    def _restore(self, name: str) -> None:
         if self.workers[name].dead:
             worker = self.workers[name] = self._new_worker(self.workers[name].spec)
             self._bring_up_worker(worker)
@@ -397,8 +375,7 @@ class Replay:
         """
         if not self._going:
             return
-        for pair in sorted(self._weakened):
-            self._report(pair)
+        self._troubles.report(self.machine.ctx.world, self._moving.values())
         for name, worker in self.workers.items():
             if worker.dead or self._roles[name] == ONLY_PREFILL:
                 continue
@@ -407,15 +384,6 @@ class Replay:
                 self._steps_told[name] = step_s
                 self._say(worker, [worker.load()])
         self.schedule.after(LOAD_S, self._beat)
-
-    def _report(self, pair: tuple[str, str]) -> None:
-        """Its senders tell what they see of a line."""
-        line, view = self._lines[pair], self.machine.ctx.world.links[pair]
-        near = [w for w in self.workers.values() if w.spec.site == pair[0] and not w.dead]
-        moving = [t for sent in self._moving.values() for t in sent if t.line is line]
-        loads = link_loads(line, view, moving, to_site=pair[1], senders=len(near))
-        for worker, load in zip(near, loads, strict=True):
-            self._say(worker, [replace(worker.load(), links=(load,))])
 
     def _move(self, worker: ModelWorker, leg: ModelLeg, send: SendKV, at: float) -> None:
         """A leg has all the KV that another wants, who was offered it at `at`."""

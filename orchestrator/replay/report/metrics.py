@@ -23,13 +23,17 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One policy, lived through. `cost`: of all of it, in the scenario's money; None: no prices."""
+    """One policy, lived through. `cost`: of all of it, in the scenario's money; None: no prices.
+
+    `roles`: what was decided of them meanwhile, in words.
+    """
 
     policy: str
     outcomes: Sequence[Outcome]
     uses: Mapping[str, Use]
     seconds: float
     cost: float | None = None
+    roles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,7 @@ class Summary:
     cost: float | None
     cost_per_million_tokens: float | None  # of output
     goodput_per_cost: float | None  # requests within the SLO per unit of money
+    roles: tuple[str, ...] = ()  # what was decided of them meanwhile, in words
 
 
 Metric = Callable[[Outcome], float | None]
@@ -164,6 +169,7 @@ def summarise(run: Run, goal: Goal) -> Summary:
         cost=cost,
         cost_per_million_tokens=None if cost is None or not tokens else cost / tokens * 1e6,
         goodput_per_cost=kept / cost if cost else None,
+        roles=run.roles,
     )
 
 

@@ -36,12 +36,14 @@ def play(
     replay.run(_counted(asks, tell))
     outcomes = [o for o in replay.outcomes.values() if not o.name.startswith(WARMING)]
     seconds = lasted_s(outcomes)
+    decided = [] if replay.replanner is None else replay.replanner.decided
     return Run(
         policy=policy.name,
         outcomes=outcomes,
         uses=replay.uses,
         seconds=seconds,
         cost=bill(scenario, policy).cost(seconds, replay.sent_bytes),
+        roles=tuple(f"at {found.at:.0f} s {found.decision.text}" for found in decided),
     )
 
 

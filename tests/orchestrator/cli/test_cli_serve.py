@@ -67,6 +67,17 @@ def topology(root: Path, into: Path, **changes: str) -> Path:
     return file
 
 
+def test_roles_that_are_left_out_need_a_plan(root: Path, mark: str, tmp_path: Path) -> None:
+    file = topology(root, tmp_path)
+    file.write_text(file.read_text().replace("chip: cpu, roles: [main]", "chip: cpu"))
+    done = serve(mark, str(file))
+    assert done.returncode == 2
+    assert done.stderr == (
+        "sites.shenzhen.pools.memory.roles: left out, so they are planned; add plan: {prompt: 600, "
+        "output: 128}, a usual request's tokens, or give roles\n"
+    )
+
+
 def test_a_port_in_use(root: Path, mark: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

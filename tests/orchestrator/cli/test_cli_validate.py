@@ -52,6 +52,17 @@ def test_a_good_file_as_json() -> None:
     assert summary["price_per_h"] == pytest.approx(44)
 
 
+def test_roles_that_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "open.yaml"
+    text = (
+        (ROOT / LAPTOP).read_text(encoding="utf-8").replace("chip: cpu, roles: [main]", "chip: cpu")
+    )
+    file.write_text(text, encoding="utf-8")
+    done = pdd("validate", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  pool   memory: 1 x cpu, 1 worker, torch, roles by plan" in done.stdout
+
+
 def test_mistakes(broken: Path) -> None:
     done = pdd("validate", str(broken))
     assert (done.returncode, done.stdout) == (2, "")

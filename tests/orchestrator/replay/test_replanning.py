@@ -112,14 +112,13 @@ def test_a_line_at_a_tenth_and_then_a_lost_site_change_roles_and_cost_no_request
     weak, lost = decided(replay)
     dwell_s = HYSTERESIS.dwell_s
     assert WEAK_AT + dwell_s <= weak.at <= WEAK_AT + dwell_s + 15.0 + PLANNING_S
-    assert weak.decision.text.startswith(
-        "line near-far gives 800 Mbps, planned for 8 Gbps: far/memory/1 main > prefill; "
-    )
+    assert weak.decision.text.startswith("line near-far gives 800 Mbps, planned for 8 Gbps: ")
+    assert PREFILL in {role for c in weak.decision.changes for role in c.after}, "far, by itself"
     assert LOST_AT < lost.at <= LOST_AT + LOOKED_S, "at once"
-    assert lost.decision.text.startswith(
-        "site far is lost; nobody has the role main: near/compute/1 prefill > main; "
-    )
-    assert replay.machine.ctx.counts["roles_changed"] == 2
+    assert lost.decision.text.startswith("site far is lost; nobody has the role main: ")
+    assert MAIN in {role for c in lost.decision.changes for role in c.after}
+    changes = [*weak.decision.changes, *lost.decision.changes]
+    assert replay.machine.ctx.counts["roles_changed"] == len(changes)
 
 
 def test_who_comes_after_the_line_has_dropped_is_served_better() -> None:
@@ -158,9 +157,9 @@ def test_in_peace_nothing_changes() -> None:
 
 
 def test_a_worker_that_returns_has_the_roles_of_now() -> None:
-    gone = WorkersLost(name="far/memory/1", at=LOST_AT, until=LOST_AT + 10.0)
+    change = decided(lived(True, WEAK_LINE))[0].decision.changes[0]
+    gone = WorkersLost(name=change.worker, at=LOST_AT, until=LOST_AT + 10.0)
     replay = lived(True, WEAK_LINE, gone)
-    (change,) = decided(replay)[0].decision.changes
-    assert change.worker == gone.name
+    before = replay.workers[gone.name].spec.roles
     view = replay.machine.ctx.world.workers[gone.name]
-    assert view.up.roles == view.roles == {PREFILL}
+    assert view.up.roles == view.roles == change.after != before

@@ -145,4 +145,6 @@ faults: [{kind: site, site: near, from: 40s, until: 80s}]
     fixed, follows = (play(scenario, policy) for policy in scenario.file.policies)
     for run in (fixed, follows):
         assert all(isinstance(outcome.end, Finish) for outcome in run.outcomes)
+    assert fixed.roles == ()
+    assert follows.roles[0].startswith("at 50 s site near is lost; nobody has the role prefill: ")
     assert [o.last_at for o in fixed.outcomes] != [o.last_at for o in follows.outcomes]
