@@ -79,9 +79,7 @@ def explain(plan: Plan) -> Explanation:
         ),
         shadows=tuple(sorted(_shadows(plan), key=lambda shadow: -shadow.adds)),
         sites=dict(_sites(best)),
-        rejected=tuple(
-            _rejected(plan, value) for value in plan.tried[1 : SHOWN + 1] if value is not best
-        ),
+        rejected=tuple(_rejected(plan, value) for value in plan.tried[1 : SHOWN + 1]),
     )
 
 

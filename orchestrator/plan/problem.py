@@ -6,13 +6,13 @@ from math import inf
 
 from orchestrator.plan.demand import RequestClass, total_rate
 from orchestrator.plan.speeds import Decoding, Prefilling
-from orchestrator.state.views import SAME_SITE_BYTES_PER_S
+from orchestrator.state.views import SAME_SITE_BYTES_PER_S, SAME_SITE_RTT_S
 from workers.api.messages import Role
 from workers.api.record import record
 from workers.costs import Costs
 
 ALL_ROLES = frozenset(Role)
-SAME_SITE_S = 0.00025  # one way between two workers of a site
+SAME_SITE_S = SAME_SITE_RTT_S / 2  # one way between two workers of a site
 NO_LINE_S = 0.05  # one way between sites that no lines join
 
 
@@ -124,6 +124,10 @@ class Problem:
         """Of each class in all requests."""
         total = total_rate(self.classes)
         return tuple(requests.rate / total for requests in self.classes)
+
+    def served(self, rate: float) -> float:
+        """Requests/s of what could be served: no more than are wanted."""
+        return rate if self.demand is None else min(rate, self.demand)
 
     def pool(self, name: str) -> Pool:
         """Raises KeyError."""

@@ -1,16 +1,16 @@
 """The best assignment: all of them while they are few, guided swaps from good starts beyond."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from itertools import product
 from math import prod
 
-from orchestrator.plan.assignment import ROLES, Assignment, Post, post_of, posts_of
-from orchestrator.plan.problem import Ground, Pool, Problem
+from orchestrator.plan.assignment import Assignment, posts_of
+from orchestrator.plan.problem import Ground, Problem
 from orchestrator.plan.programme.bound import Bound, relaxed
 from orchestrator.plan.programme.value import Value, value_of
 from orchestrator.plan.starts import starts
-from workers.api.messages import Role
+from orchestrator.plan.swaps import swaps
 from workers.api.record import record
 
 FEW = 300  # assignments that are all tried
@@ -88,7 +88,7 @@ def plan(problem: Problem, objective: Objective = Objective.PER_COST) -> Plan:
 def ranks(
     problem: Problem, objective: Objective, served: float, cost_per_h: float
 ) -> tuple[float, ...]:
-    """Higher is better."""
+    """A key to compare by; higher is better. `served`: requests/s, at a cost in money an hour."""
     enough = problem.demand is None or served >= ENOUGH * problem.demand
     if objective is Objective.GOODPUT or not enough:
         return float(enough), served, -cost_per_h
@@ -96,6 +96,8 @@ def ranks(
 
 
 class _Search:
+    """What was tried, and the best of it that is exact."""
+
     def __init__(self, problem: Problem, objective: Objective) -> None:
         self.tried: dict[Assignment, Value] = {}
         self._problem, self._objective = problem, objective
@@ -106,7 +108,7 @@ class _Search:
         return ranks(self._problem, self._objective, value.served, value.cost_per_h)
 
     def look(self, assignment: Assignment, *, always: bool = False) -> Value | None:
-        """Its value; None: it cannot serve anything, or nobody would want to know."""
+        """Its value; None: it cannot serve anything, and is not `always` to be looked at."""
         known = self.tried.get(assignment)
         if known is not None or not (assignment.possible or always):
             return known
@@ -117,14 +119,14 @@ class _Search:
         return value
 
     def _hopeless(self, assignment: Assignment) -> Callable[[float], bool]:
+        """Whether it cannot be better than the best so far if it serves at most so much."""
         best, problem = self._best, self._problem
         if best is None:
             return lambda most: False
         cost_per_h, goal = assignment.chips_per_h(problem), self.key(best)
 
         def hopeless(most: float) -> bool:
-            served = most if problem.demand is None else min(most, problem.demand)
-            return ranks(problem, self._objective, served, cost_per_h) < goal
+            return ranks(problem, self._objective, problem.served(most), cost_per_h) < goal
 
         return hopeless
 
@@ -135,110 +137,20 @@ class _Search:
             here = value
             most = len(self.tried) + MOST_TRIED
             while len(self.tried) < most:
-                around = [
-                    seen
-                    for swap in list(self._swaps(here))[:BEAM]
-                    if (seen := self.look(swap)) is not None
-                ]
+                likeliest = self._likeliest(here)
+                around = [seen for swap in likeliest if (seen := self.look(swap)) is not None]
                 top = max(around, key=self.key, default=here)
                 if self.key(top) <= self.key(here):
                     break
                 here = top
 
-    def _swaps(self, value: Value) -> Iterator[Assignment]:
-        """Neighbours that were not tried yet, those first of which the programme expects most."""
-        worth = _worths(value)
-        found: dict[Assignment, float] = {}
-        for place, pool in enumerate(self._problem.pools):
-            post = value.assignment.posts[place]
-            for other in neighbours(pool, post):
-                posts = list(value.assignment.posts)
-                posts[place] = other
-                swap = Assignment(posts=tuple(posts))
-                if swap.possible and swap not in self.tried:
-                    found[swap] = self._expected(value, pool, post, other, worth)
-        yield from sorted(found, key=lambda swap: -found[swap])
-
-    def _expected(
-        self,
-        value: Value,
-        pool: Pool,
-        post: Post,
-        other: Post,
-        worth: Mapping[tuple[str, Role], float],
-    ) -> float:
-        """Requests/s (per money, where that is what counts) after a swap, to first order."""
-        rate = value.rate
-        for role in ROLES:
-            more = other.count(role) * other.parallel - post.count(role) * post.parallel
-            each = worth.get((pool.name, role))
-            if each is None:  # nobody there does it: what it is worth elsewhere
-                each = max((w for (_, where), w in worth.items() if where is role), default=0.0)
-            rate += each * more
-        rate = max(0.0, rate)
-        demand = self._problem.demand
-        served = rate if demand is None else min(rate, demand)
-        if self._objective is Objective.GOODPUT:
-            return served
-        cost = value.cost_per_h + (other.chips - post.chips) * pool.price_per_h
-        return served / cost if cost > 0 else 0.0
-
-
-def _worths(value: Value) -> dict[tuple[str, Role], float]:
-    """Requests/s that one more chip of each pool in each role would add, by the duals."""
-    worth: dict[tuple[str, Role], float] = {}
-    if value.solved is None:
-        return worth
-    answer, groups = value.solved.answer, value.solved.net.groups
-    for row, dual in zip(answer.rows, answer.duals, strict=True):
-        if row.place is not None:
-            group = groups[row.place]
-            key = group.pool.name, group.role
-            chips = group.count * group.shape.parallel
-            worth[key] = worth.get(key, 0.0) + dual * row.most / chips
-    return worth
-
-
-def neighbours(pool: Pool, post: Post) -> Iterator[Post]:
-    """Posts one step away: a worker more or less, of another role, or of another shape."""
-    room = max((s.most for s in pool.shapes if s.parallel == post.parallel), default=0)
-    counts: dict[Role, int] = {role: post.count(role) for role in ROLES}
-
-    def made(changes: Mapping[Role, int], parallel: int = post.parallel) -> Post:
-        return post_of(pool, parallel, {**counts, **changes})
-
-    for role in ROLES:
-        left = room - post.workers
-        if role in pool.roles:
-            yield from (made({role: counts[role] + n}) for n in _strides(left))
-        for n in _strides(counts[role]):
-            yield made({role: counts[role] - n})
-            for other in ROLES:
-                if other is not role and other in pool.roles:
-                    yield made({role: counts[role] - n, other: counts[other] + n})
-    if post.workers:
-        yield made(dict.fromkeys(ROLES, 0))
-    for shape in pool.shapes:
-        if shape.parallel == post.parallel:
-            continue
-        if post.workers:
-            scaled = {
-                role: round(counts[role] * post.parallel / shape.parallel) or counts[role]
-                for role in ROLES
-            }
-            if 0 < sum(scaled.values()) <= shape.most:
-                yield made(scaled, shape.parallel)
-        else:
-            for role in ROLES:
-                if role in pool.roles:
-                    yield made({role: 1}, shape.parallel)
-                    yield made({role: shape.most}, shape.parallel)
-    if not post.workers and room > 1:
-        for role in ROLES:
-            if role in pool.roles:
-                yield made({role: room})
-
-
-def _strides(most: int) -> list[int]:
-    """One, a quarter, half, and all of so many."""
-    return sorted({n for n in (1, most // 4, most // 2, most) if 0 < n <= most})
+    def _likeliest(self, value: Value) -> list[Assignment]:
+        """Of the swaps not tried yet, those that promise most."""
+        promised: dict[Assignment, float] = {}
+        for swap in swaps(self._problem, value):
+            if swap.assignment not in self.tried:
+                served = self._problem.served(swap.rate)
+                if self._objective is Objective.PER_COST:
+                    served = served / swap.cost_per_h if swap.cost_per_h > 0 else 0.0
+                promised[swap.assignment] = served
+        return sorted(promised, key=lambda assignment: -promised[assignment])[:BEAM]

@@ -1,6 +1,7 @@
 """A linear programme, put together a row at a time: the most of a gain, rows within their limits.
 
-All columns are at least 0. SciPy's HiGHS solves it.
+All columns are at least 0. SciPy's HiGHS solves it; a coefficient below 1e-9 of its row's limit is
+none to it.
 """
 
 from collections.abc import Callable, Iterable

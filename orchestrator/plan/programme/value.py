@@ -88,7 +88,7 @@ def value_of(
     answer = point.answer
     at = _highest(net, answer, point.state)
     flows = answer.flows.times(at.rate / answer.rate)
-    served = _served(problem, at.rate)
+    served = problem.served(at.rate)
     part = served / at.rate if at.rate else 0.0
     why = "" if at.rate else f"only {at.kept:.0%} of its requests keep the goal, even when few come"
     return Value(
@@ -183,10 +183,6 @@ def _highest(net: Net, answer: Answer, start: State) -> _At:
 # ---------------------------------------------------------------------------------------- money
 
 
-def _served(problem: Problem, rate: float) -> float:
-    return rate if problem.demand is None else min(rate, problem.demand)
-
-
 def _cost_per_h(net: Net, assignment: Assignment, flows: Flows, part: float, state: State) -> float:
     """Chips of its workers, rent of the lines it uses, and what goes over them of that part."""
     cost = assignment.chips_per_h(net.problem)
@@ -206,7 +202,7 @@ def _cost_per_h(net: Net, assignment: Assignment, flows: Flows, part: float, sta
 
 
 def _rough(net: Net, assignment: Assignment, answer: Answer) -> Value:
-    served = _served(net.problem, answer.rate)
+    served = net.problem.served(answer.rate)
     part = served / answer.rate
     return Value(
         assignment=assignment,

@@ -1,5 +1,6 @@
 """The search, its bound, and what is said of a plan."""
 
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -15,6 +16,7 @@ from orchestrator.plan.programme.value import value_of
 from orchestrator.plan.record import to_record
 from orchestrator.plan.search import Objective, plan
 from tests.orchestrator.plan.plan_problems import line, pool, problem
+from workers.api.messages import MAIN, PREFILL
 from workers.costs import MeasuredCosts
 
 FAST = MeasuredCosts(prefill_tokens_per_s=4000.0, decode_step_s=0.02, sequence_s=0.001)
@@ -27,6 +29,15 @@ def two_sites() -> Problem:
         pool("b/y", 2, costs=SLOW),
         lines=(line("a", "b", 1e7),),
         ttft_s=2.0,
+    )
+
+
+def over_a_line() -> Problem:
+    """Prefill in one site, main in the other, and a line between them that is full first."""
+    return problem(
+        pool("a/x", 4, roles=frozenset({PREFILL})),
+        pool("b/y", 4, roles=frozenset({MAIN})),
+        lines=(line("a", "b", 5e5),),
     )
 
 
@@ -91,17 +102,22 @@ def test_the_same_problem_gives_the_same_plan() -> None:
 
 
 def test_what_more_would_bring_is_what_planning_with_it_gives() -> None:
-    found = plan(two_sites(), Objective.GOODPUT)
-    for shadow in explain(found).shadows:
-        assert shadow.adds >= 0
-        assert shadow.what in shadow.text
-    assert any(shadow.adds > 0 for shadow in explain(found).shadows)
+    what = over_a_line()
+    found = plan(what, Objective.GOODPUT)
+    (line_shadow,) = (shadow for shadow in explain(found).shadows if shadow.unit == "Gbps")
+    (joined,) = what.lines
+    wider = replace(what, lines=(replace(joined, bytes_per_s=joined.bytes_per_s + 0.125e9),))
+    more = value_of(wider, found.best.assignment).rate - found.best.rate
+    assert line_shadow.adds == pytest.approx(more)
+    assert more > 0.5 * found.best.rate
+    assert line_shadow.text == f"one more Gbps on a-b adds {more:.2g} requests/s"
 
 
-def test_every_candidate_that_lost_says_why() -> None:
+def test_every_candidate_that_lost_says_by_how_much() -> None:
     why = explain(plan(two_sites()))
     assert why.rejected
-    assert all(lost.why for lost in why.rejected)
+    for lost in why.rejected:
+        assert re.search(r"\d% (less|more)|^serves as much|^nobody|^no line|^only", lost.why), lost
 
 
 def test_a_plan_of_nothing_says_why() -> None:
