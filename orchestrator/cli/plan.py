@@ -1,6 +1,5 @@
 """`pdd plan FILE|NAME`: which pool should play which role, and why."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from orchestrator.cli.sweeping import (
     sweep_over,
 )
 from orchestrator.errors import UserError
+from orchestrator.plan.assignment import ROLES
 from orchestrator.plan.explain import Explanation, explain, routes
 from orchestrator.plan.record import to_record
 from orchestrator.plan.search import Objective, Plan
@@ -25,10 +25,15 @@ from orchestrator.plan.search import plan as make_plan
 from orchestrator.replay.planning.page import write_html
 from orchestrator.replay.scenario.about import about
 from orchestrator.replay.scenario.load import load_scenario, scenario_names
-from orchestrator.replay.scenario.problem import asked_rate, problem_of
 from orchestrator.replay.scenario.workload import make_workload
-from orchestrator.replay.sweep.axes import parse_axes
-from orchestrator.replay.sweep.planned import NEAR, Wanted, plan_cells, plan_figures
+from orchestrator.replay.sweep.axes.grammar import parse_axes
+from orchestrator.replay.sweep.planned import (
+    NEAR,
+    Wanted,
+    plan_cells,
+    plan_figures,
+    wanted_problem,
+)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -70,8 +75,8 @@ def plan(
     if rate is not None and most:
         raise UserError("--rate and --most: give one of them")
     scenario = load_scenario(file)
+    wanted = Wanted(rate=rate, most=most, objective=objective, keep_roles=keep_roles)
     if sweep:
-        wanted = Wanted(rate=rate, most=most, objective=objective, keep_roles=keep_roles)
         axes = parse_axes(sweep, scenario)
         cells = plan_cells(scenario, wanted, axes)
         how = How(resume=resume, jobs=jobs, html=html, output=output)
@@ -82,46 +87,36 @@ def plan(
             raise UserError(f"{option}: it is for --sweep; give both")
     if html is not None:
         check_writable(html)
-    problem = problem_of(scenario, keep_roles=keep_roles)
-    if not most:
-        problem = replace(problem, demand=rate or asked_rate(problem))
-    found = make_plan(problem, objective)
-    why = explain(found) if explained or html is not None else None
-    if html is not None and why is not None:
+    found = make_plan(wanted_problem(scenario, wanted), objective)
+    if output is Format.JSON and html is None and not explained:
+        print_json(to_record(found, None))
+        return
+    why = explain(found)
+    if html is not None:
         write_html(html, found, why, about(scenario, make_workload(scenario)))
         tell(f"{html}: {html.stat().st_size / 1e6:.1f} MB, to be opened in a browser")
     if output is Format.JSON:
         print_json(to_record(found, why))
-        return
+    else:
+        _show(found, why, explained=explained)
+
+
+def _show(found: Plan, why: Explanation, *, explained: bool) -> None:
+    """As text; `explained`: with all that there is to say."""
     console = Console()
-    console.print(_table(found))
-    parts = ", ".join(f"{part:.0%} {route}" for route, part in routes(found.best).items())
-    told = explain(found) if why is None else why
-    for line in (told.headline, parts and f"routes: {parts}", told.binding, told.bound):
-        if line:
-            console.print(line, markup=False, highlight=False)
-    if explained and why is not None:
-        _explained(console, why)
 
-
-def _table(found: Plan) -> Table:
-    table = Table(title="plan")
-    for column, side in (("pool", "left"), ("chips", "right"), ("each worker", "right")):
-        table.add_column(column, justify=side)  # type: ignore[arg-type]
-    for column in ("prefill", "relay", "main", "idle chips"):
-        table.add_column(column, justify="right")
-    for pool, post in zip(found.problem.pools, found.best.assignment.posts, strict=True):
-        counts = [str(n) if n else "" for n in (post.prefill, post.relay, post.main)]
-        idle = pool.chips - post.chips
-        each = f"{post.parallel} x {pool.chip}" if post.workers else pool.chip
-        table.add_row(pool.name, str(pool.chips), each, *counts, str(idle) if idle else "")
-    return table
-
-
-def _explained(console: Console, why: Explanation) -> None:
-    def say(line: str = "") -> None:
+    def say(line: str) -> None:
         console.print(line, markup=False, highlight=False)
 
+    console.print(_table(found))
+    say(why.headline)
+    parts = ", ".join(f"{part:.0%} {route}" for route, part in routes(found.best).items())
+    if parts:
+        say(f"routes: {parts}")
+    say(why.binding)
+    say(why.bound)
+    if not explained:
+        return
     say(why.fixed_point)
     say("\nwhat more would bring")
     for shadow in why.shadows:
@@ -132,3 +127,16 @@ def _explained(console: Console, why: Explanation) -> None:
     say("\nwhy others lost")
     for lost in why.rejected:
         say(f"  {lost.assignment}: {lost.why}")
+
+
+def _table(found: Plan) -> Table:
+    table = Table(title="plan")
+    table.add_column("pool")
+    for column in ("chips", "each worker", "prefill", "relay", "main", "idle chips"):
+        table.add_column(column, justify="right")
+    for pool, post in zip(found.problem.pools, found.best.assignment.posts, strict=True):
+        counts = [str(post.count(role) or "") for role in ROLES]
+        idle = pool.chips - post.chips
+        each = f"{post.parallel} x {pool.chip}" if post.workers else pool.chip
+        table.add_row(pool.name, str(pool.chips), each, *counts, str(idle) if idle else "")
+    return table

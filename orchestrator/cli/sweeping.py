@@ -16,16 +16,16 @@ from orchestrator.errors import UserError
 from orchestrator.replay.scenario.about import about
 from orchestrator.replay.scenario.schema import Compared, Scenario
 from orchestrator.replay.scenario.workload import make_workload
-from orchestrator.replay.sweep.axes import Axis, parse_axes
+from orchestrator.replay.sweep.axes.grammar import Axis, parse_axes
 from orchestrator.replay.sweep.cluster import CellFailed, local_cluster
 from orchestrator.replay.sweep.content import code_digest, scenario_digest
 from orchestrator.replay.sweep.figures import Figures, replay_figures
 from orchestrator.replay.sweep.grid import Cell, point_text, replay_cells
-from orchestrator.replay.sweep.page import write_html
-from orchestrator.replay.sweep.record import record
+from orchestrator.replay.sweep.report.page import write_html
+from orchestrator.replay.sweep.report.record import record
+from orchestrator.replay.sweep.report.table import tables
 from orchestrator.replay.sweep.store import Head, Store
-from orchestrator.replay.sweep.swept import near_policy, swept
-from orchestrator.replay.sweep.table import tables
+from orchestrator.replay.sweep.swept import Swept, near_policy, swept
 from workers.engines.models import cache_dir
 
 SweepOption = Annotated[
@@ -57,7 +57,7 @@ class How:
 def sweep_replay(
     scenario: Scenario, policies: Sequence[Compared], texts: Sequence[str], how: How
 ) -> None:
-    """Replay the policies at every point. Raises UserError."""
+    """Replay the policies at every point. Raises UserError and CellFailed."""
     axes = parse_axes(texts, scenario)
     cells = replay_cells(scenario, policies, axes)
     sweep_over(
@@ -81,22 +81,13 @@ def sweep_over(
     near: str,
     how: How,
 ) -> None:
-    """Compute the cells that are not known yet, and show all. Raises UserError."""
+    """Compute the cells that are not known yet, and show all. Raises UserError and CellFailed."""
     if how.html is not None:
         check_writable(how.html)
-    head = Head(
-        kind=kind,
-        name=scenario.name,
-        content=scenario_digest(scenario),
-        code=code_digest(),
-    )
+    content, code = scenario_digest(scenario), code_digest()
+    head = Head(kind=kind, name=scenario.name, content=content, code=code)
     with Store(how.resume or _default_file(head), head) as store:
-        left = list({cell.key: cell for cell in cells if cell.key not in store.figures}.values())
-        distinct = len({cell.key for cell in cells})
-        if len(left) < distinct:
-            tell(f"{distinct - len(left)} of {distinct} cells are in {store.path} already")
-        if left:
-            _compute(left, distinct, run_cell, store, axes, how.jobs or os.cpu_count() or 1)
+        _fill(store, cells, run_cell, axes, how.jobs or os.cpu_count() or 1)
         facts = about(scenario, make_workload(scenario))
         found = swept(
             title=facts.title,
@@ -106,11 +97,16 @@ def sweep_over(
             cells=cells,
             known=store.figures,
         )
+    _show(found, store.path, how)
+
+
+def _show(found: Swept, kept: Path, how: How) -> None:
+    """As the options say; `kept`: the file of its results."""
     if how.html is not None:
         write_html(how.html, found)
         tell(f"{how.html}: {how.html.stat().st_size / 1e6:.1f} MB, to be opened in a browser")
     if how.output is Format.JSON:
-        print_json(record(found) | {"file": str(store.path)})
+        print_json(record(found) | {"file": str(kept)})
         return
     console = Console()
     console.print(found.title, markup=False, highlight=False)
@@ -127,23 +123,33 @@ def check_writable(html: Path) -> None:
 
 def _default_file(head: Head) -> Path:
     """Another scenario, or another version of us, has another one."""
-    return (
-        cache_dir() / "sweeps" / f"{head.kind}-{head.name}-{head.content[:8]}{head.code[:8]}.jsonl"
-    )
+    name = f"{head.kind}-{head.name}-{head.content[:8]}{head.code[:8]}.jsonl"
+    return cache_dir() / "sweeps" / name
 
 
-def _compute(
-    left: Sequence[Cell],
-    distinct: int,
-    run_cell: Callable[[Cell], Figures],
+def _fill(
     store: Store,
+    cells: Sequence[Cell],
+    run_cell: Callable[[Cell], Figures],
     axes: Sequence[Axis],
     jobs: int,
 ) -> None:
-    """Raises CellFailed."""
-    jobs = min(jobs, len(left))
+    """Compute what the store lacks; what is there before an interruption stays.
+
+    Raises CellFailed, with the policy and the point.
+    """
+    distinct = {cell.key: cell for cell in cells}
+    left = [cell for key, cell in distinct.items() if key not in store.figures]
+    known = len(distinct) - len(left)
+    if known:
+        tell(f"{known} of {len(distinct)} cells are in {store.path} already")
+    if not left:
+        return
     try:
-        with _progress(distinct, distinct - len(left)) as one_more, local_cluster(jobs) as cluster:
+        with (
+            _progress(len(distinct), known) as one_more,
+            local_cluster(min(jobs, len(left))) as cluster,
+        ):
 
             def done(cell: Cell, figures: Figures) -> None:
                 at = {axis.title: axis.text(v) for axis, v in zip(axes, cell.point, strict=True)}
@@ -152,9 +158,10 @@ def _compute(
 
             cluster.compute(left, run_cell, done)
     except BaseException as error:
-        known = sum(cell.key in store.figures for cell in left) + distinct - len(left)
+        known = sum(key in store.figures for key in distinct)
         tell(
-            f"{known} of {distinct} cells are in {store.path}; the same command goes on from there"
+            f"{known} of {len(distinct)} cells are in {store.path}; the same command goes on "
+            "from there"
         )
         if isinstance(error, CellFailed):
             where = f"{error.cell.policy} at {point_text(axes, error.cell.point)}"

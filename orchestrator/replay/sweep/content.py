@@ -14,6 +14,7 @@ import orjson
 from orchestrator.errors import UserError
 from orchestrator.replay.scenario.schema import LinePrice, Prices, Scenario
 from orchestrator.replay.scenario.workload import make_workload, warming
+from orchestrator.replay.sweep.axes.changes import topologies
 from orchestrator.topology.schema import Topology
 
 CODE = ("orchestrator", "transport", "workers")
@@ -45,12 +46,10 @@ def _sources(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]
 
 def scenario_digest(scenario: Scenario) -> str:
     """Of all that it says, and of the trace that it names."""
-    topologies = [scenario.file.topology]
-    topologies += [p.topology for p in scenario.file.policies if p.topology is not None]
     return digest(
         {
             "file": scenario.file.model_dump(exclude_unset=True, exclude={"title", "timelines"}),
-            "figures": [_figures(scenario, topology) for topology in topologies],
+            "figures": [_figures(scenario, topology) for topology in topologies(scenario)],
             "trace": _trace(scenario),
         }
     )

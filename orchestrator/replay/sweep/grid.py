@@ -8,9 +8,9 @@ from math import prod
 from orchestrator.errors import UserError
 from orchestrator.replay.scenario.impossible import impossible
 from orchestrator.replay.scenario.schema import Compared, Scenario
-from orchestrator.replay.sweep.axes import Axis
+from orchestrator.replay.sweep.axes.changes import CannotSweep
+from orchestrator.replay.sweep.axes.grammar import Axis
 from orchestrator.replay.sweep.content import policy_digest
-from orchestrator.replay.sweep.parameters import CannotSweep
 from orchestrator.topology.mistakes import path_text
 
 MOST_POINTS = 10_000

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+from orchestrator.plan.assignment import ROLES
 from orchestrator.plan.explain import cost_per_million, routes
+from orchestrator.plan.problem import Problem
 from orchestrator.plan.search import Objective, plan
 from orchestrator.replay.scenario.problem import asked_rate, problem_of
 from orchestrator.replay.scenario.schema import Scenario
-from orchestrator.replay.sweep.axes import Axis
+from orchestrator.replay.sweep.axes.changes import each_topology
+from orchestrator.replay.sweep.axes.grammar import Axis
 from orchestrator.replay.sweep.content import digest, scenario_digest
 from orchestrator.replay.sweep.figures import Figures
 from orchestrator.replay.sweep.grid import Cell, at_point, points
@@ -18,7 +21,10 @@ PLAN, NEAR = "plan", "local"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to plan for: `rate` requests/s; None: the workload's own, or with `most` no bound."""
+    """What to plan for: `rate` requests/s; None: the workload's own, or with `most` no bound.
+
+    `keep_roles`: pools take only the roles that the scenario gives them.
+    """
 
     rate: float | None
     most: bool
@@ -40,11 +46,17 @@ def plan_cells(scenario: Scenario, wanted: Wanted, axes: Sequence[Axis]) -> list
     return cells
 
 
+def wanted_problem(scenario: Scenario, wanted: Wanted) -> Problem:
+    """The scenario's problem with the demand that is to be served."""
+    problem = problem_of(scenario, keep_roles=wanted.keep_roles)
+    if wanted.most:
+        return problem
+    return replace(problem, demand=wanted.rate or asked_rate(problem))
+
+
 def plan_figures(wanted: Wanted, cell: Cell) -> Figures:
     """Plan once. Names as `pdd plan -o json` has them, and each pool's workers by role."""
-    problem = problem_of(cell.scenario, keep_roles=wanted.keep_roles)
-    if not wanted.most:
-        problem = replace(problem, demand=wanted.rate or asked_rate(problem))
+    problem = wanted_problem(cell.scenario, wanted)
     found = plan(problem, wanted.objective)
     best = found.best
     figures: dict[str, float | None] = {
@@ -57,8 +69,7 @@ def plan_figures(wanted: Wanted, cell: Cell) -> Figures:
     }
     figures |= {f"route {route}": part for route, part in routes(best).items()}
     for pool, post in zip(problem.pools, best.assignment.posts, strict=True):
-        counts = {"prefill": post.prefill, "relay": post.relay, "main": post.main}
-        figures |= {f"{pool.name} {role}": float(count) for role, count in counts.items()}
+        figures |= {f"{pool.name} {role}": float(post.count(role)) for role in ROLES}
     return figures
 
 
@@ -66,11 +77,6 @@ def _without_lines(scenario: Scenario) -> Scenario:
     def alone(topology: Topology) -> Topology:
         return topology.model_copy(update={"links": ()})
 
-    file = scenario.file
-    policies = tuple(
-        p if p.topology is None else p.model_copy(update={"topology": alone(p.topology)})
-        for p in file.policies
-    )
-    prices = file.prices.model_copy(update={"lines": ()})
-    changes = {"topology": alone(file.topology), "policies": policies, "prices": prices}
-    return scenario.with_file(file.model_copy(update=changes))
+    prices = scenario.file.prices.model_copy(update={"lines": ()})
+    file = scenario.file.model_copy(update={"prices": prices})
+    return each_topology(scenario.with_file(file), alone)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.replay.scenario.schema import Compared, Scenario
-from orchestrator.replay.sweep.axes import Axis
+from orchestrator.replay.sweep.axes.grammar import Axis
 from orchestrator.replay.sweep.figures import Figures
 from orchestrator.replay.sweep.grid import Cell, Point
 

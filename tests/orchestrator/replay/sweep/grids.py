@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from itertools import product
 
-from orchestrator.replay.sweep.axes import Axis
+from orchestrator.replay.sweep.axes.grammar import Axis
 from orchestrator.replay.sweep.figures import Figures
 from orchestrator.replay.sweep.swept import Swept
 

@@ -5,8 +5,8 @@ import pytest
 from orchestrator.errors import UserError
 from orchestrator.replay.scenario.load import load_scenario
 from orchestrator.replay.scenario.schema import Scenario
-from orchestrator.replay.sweep.axes import Axis, parse_axes
-from orchestrator.replay.sweep.parameters import PARAMETERS
+from orchestrator.replay.sweep.axes.grammar import Axis, parse_axes
+from orchestrator.replay.sweep.axes.parameters import PARAMETERS
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from orchestrator.replay.scenario.load import load_scenario
 from orchestrator.replay.scenario.schema import Scenario
-from orchestrator.replay.sweep.breakeven import Window, break_evens, text, windows
-from orchestrator.replay.sweep.record import record
+from orchestrator.replay.sweep.report.breakeven import Window, break_evens, text, windows
+from orchestrator.replay.sweep.report.record import record
+from orchestrator.replay.sweep.report.table import tables
 from orchestrator.replay.sweep.swept import near_policy
-from orchestrator.replay.sweep.table import tables
 from tests.orchestrator.replay.sweep.grids import DISTANCE, SPEED, grid
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.replay.scenario.load import load_scenario
-from orchestrator.replay.sweep.axes import parse_axes
+from orchestrator.replay.sweep.axes.grammar import parse_axes
 from orchestrator.replay.sweep.cluster import CellFailed, Cluster, local_cluster
 from orchestrator.replay.sweep.figures import replay_figures
 from orchestrator.replay.sweep.grid import Cell, replay_cells

@@ -7,8 +7,8 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
-from orchestrator.replay.sweep.axes import Axis
-from orchestrator.replay.sweep.page import write_html
+from orchestrator.replay.sweep.axes.grammar import Axis
+from orchestrator.replay.sweep.report.page import write_html
 from orchestrator.replay.sweep.swept import Swept
 from tests.orchestrator.replay.sweep.grids import DISTANCE, PRICE, SPEED, grid
 

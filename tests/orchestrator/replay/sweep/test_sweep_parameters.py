@@ -13,7 +13,7 @@ from orchestrator.replay.scenario.prices import Bill, bill
 from orchestrator.replay.scenario.schema import Compared, Scenario
 from orchestrator.replay.scenario.workload import make_workload
 from orchestrator.replay.setup import ReplaySetup
-from orchestrator.replay.sweep.axes import parse_axes
+from orchestrator.replay.sweep.axes.grammar import parse_axes
 from orchestrator.replay.sweep.content import policy_digest, scenario_digest
 from orchestrator.replay.sweep.grid import at_point, points, replay_cells
 from orchestrator.replay.workload.request import TraceRequest

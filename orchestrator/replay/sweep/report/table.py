@@ -6,21 +6,19 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.replay.sweep.breakeven import break_evens, text
 from orchestrator.replay.sweep.grid import Point
-from orchestrator.replay.sweep.swept import PER_COST, Swept
+from orchestrator.replay.sweep.report.breakeven import break_evens, text
+from orchestrator.replay.sweep.swept import PER_COST, PER_S, Swept
 
-MEASURES = {PER_COST: "requests in SLO per cost", "goodput_per_s": "goodput, requests/s"}
+MEASURES = {PER_COST: "requests in SLO per cost", PER_S: "goodput, requests/s"}
 
 
 def tables(swept: Swept) -> Iterator[tuple[str, Table]]:
     """With their titles: every point's measure, then where along each axis the far policies pay."""
     yield MEASURES[swept.measure], _points(swept)
-    for place in range(len(swept.axes)):
-        if swept.far:
-            axis = swept.axes[place]
-            span = f"{axis.text(axis.values[0])} to {axis.text(axis.values[-1])}"
-            title = f"where along {axis.title}, {span}, it pays more than {swept.near}"
+    if swept.far:
+        for place, axis in enumerate(swept.axes):
+            title = f"where along {axis.title}, {axis.ends}, it pays more than {swept.near}"
             yield title, _break_even(swept, place)
 
 
@@ -38,8 +36,9 @@ def _points(swept: Swept) -> Table:
 
 
 def _measured(swept: Swept, point: Point) -> Iterator[str]:
-    texts = [_figure(swept.value(point, policy, swept.measure)) for policy in swept.policies]
+    """Every policy's measure at a point; those that look like the best one are marked."""
     values = [swept.value(point, policy, swept.measure) for policy in swept.policies]
+    texts = [_figure(value) for value in values]
     most = _figure(max((value for value in values if value is not None), default=None))
     alike = len(set(texts)) == 1
     for shown in texts:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.replay.report.render import render, report_part
-from orchestrator.replay.sweep.record import record
+from orchestrator.replay.sweep.report.record import record
 from orchestrator.replay.sweep.swept import Swept
 
 
@@ -36,4 +36,6 @@ def _data(swept: Swept) -> dict[str, Any]:
 
 
 def _part(name: str) -> str:
-    return files("orchestrator.replay.sweep.parts").joinpath(name).read_text(encoding="utf-8")
+    return (
+        files("orchestrator.replay.sweep.report.parts").joinpath(name).read_text(encoding="utf-8")
+    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from math import exp, log
 
-from orchestrator.replay.sweep.axes import Axis
+from orchestrator.replay.sweep.axes.grammar import Axis
 from orchestrator.replay.sweep.swept import Swept
 
 # Where paying begins and ends; None: it goes on beyond the first or the last value.

@@ -14,7 +14,7 @@ import numpy as np
 
 from orchestrator.errors import UserError
 from orchestrator.replay.scenario.schema import Scenario
-from orchestrator.replay.sweep.parameters import PARAMETERS, Parameter
+from orchestrator.replay.sweep.axes.parameters import PARAMETERS, Parameter
 from orchestrator.topology.mistakes import unknown
 from orchestrator.topology.units import NUMBER, UnitError
 
@@ -54,10 +54,14 @@ class Axis:
         return f"{thing}[{self.name}].{what}"
 
     @property
+    def ends(self) -> str:
+        """5 Gbps to 100 Gbps."""
+        return f"{self.text(self.values[0])} to {self.text(self.values[-1])}"
+
+    @property
     def span(self) -> str:
         """What it is over: 5 Gbps to 100 Gbps, 6 values."""
-        ends = f"{self.text(self.values[0])} to {self.text(self.values[-1])}"
-        return f"{ends}, {len(self.values)} values"
+        return f"{self.ends}, {len(self.values)} values"
 
     def change(self, scenario: Scenario, value: float) -> Scenario:
         """The scenario in which it is so. Raises CannotSweep."""
@@ -77,9 +81,8 @@ def parse_axes(texts: Iterable[str], scenario: Scenario) -> tuple[Axis, ...]:
     axes = tuple(_axis(part, scenario) for part in parts)
     for number, axis in enumerate(axes):
         for earlier in axes[:number]:
-            same = (axis.parameter.sets, axis.name) == (earlier.parameter.sets, earlier.name)
-            if same:
-                what = axis.parameter.sets
+            what = axis.parameter.sets
+            if (what, axis.name) == (earlier.parameter.sets, earlier.name):
                 raise UserError(
                     f"--sweep: {earlier.title} and {axis.title} both set the {what}; give one"
                 )

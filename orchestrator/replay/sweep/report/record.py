@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from orchestrator.replay.sweep.breakeven import break_evens, text
+from orchestrator.replay.sweep.report.breakeven import break_evens, text
 from orchestrator.replay.sweep.swept import Swept
 
 

@@ -1,0 +1,1 @@
+"""What is shown of a sweep: break-even, tables, JSON and a page."""
