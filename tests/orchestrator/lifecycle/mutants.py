@@ -26,6 +26,7 @@ TESTS = (
     f"{HERE}/test_cases_any_state.py",
     f"{HERE}/test_cases_deadlines.py",
     f"{HERE}/test_cases_queue.py",
+    f"{HERE}/test_cases_roles.py",
     "tests/orchestrator/policy",
     f"{STORIES}/test_stories.py",
     f"{STORIES}/test_stories_faults.py",

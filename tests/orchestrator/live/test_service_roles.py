@@ -1,6 +1,6 @@
 """A running service whose roles follow the world: planned at first, then a lost site, a weak line.
 
-Two sites with simulated engines and an emulated line, and clients that ask all the time.
+The topology is the shipped one of two sites with simulated engines; clients ask all the time.
 """
 
 import asyncio
@@ -21,28 +21,10 @@ from tests.orchestrator.live.live_service import SECRET, all_up, prompts, until
 from transport.emulator.control import LineControl
 from workers.service.config import SECRET_ENV
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
-# Near prefills three times as fast, far decodes three times as fast; a prompt's KV is 4.6 MB.
-TOPOLOGY = """\
-model: smollm2-135m
-sites:
-  near:
-    pools:
-      compute: {chip: cpu, count: 2, instances: 2, engine: simulated,
-                simulate: {prefill_tokens_per_s: 400, step: 60ms}}
-  far:
-    pools:
-      memory: {chip: cpu, count: 2, instances: 2, engine: simulated,
-               simulate: {prefill_tokens_per_s: 130, step: 20ms}}
-links: [{between: [near, far], delay: 10ms, bandwidth: 200Mbps, emulate: true}]
-gateway: {site: far}
-slo: {ttft: 4s, tpot: 80ms}
-plan: {prompt: 200, output: 40}
-replan: {every: 1s, dwell: 4s}
-"""
-PROMPT, OUTPUT = 200, 40
-WORKERS = ("far/memory/0", "far/memory/1", "near/compute/0", "near/compute/1")
+PROMPT, OUTPUT = 200, 40  # the topology's usual request
+WORKERS = ("shenzhen/memory/0", "shenzhen/memory/1", "hami/compute/0", "hami/compute/1")
 CLIENTS = 3
 
 
@@ -92,14 +74,13 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, logs: Path) -> Iterator[Served]:
-    topology = tmp_path_factory.mktemp("topology") / "two-sites.yaml"
-    topology.write_text(TOPOLOGY, encoding="utf-8")
+def served(root: Path, logs: Path) -> Iterator[Served]:
+    topology = root / "configs" / "topologies" / "laptop-planned.yaml"
     told: list[str] = []
     options = ("--logs", str(logs))
     with serving(topology, *options, environment={SECRET_ENV: SECRET}, tell=told.append) as service:
-        assert "planned: near/compute: 2 prefill" in told
-        assert "planned: far/memory: 2 main" in told
+        assert "planned: hami/compute: 2 prefill" in told
+        assert "planned: shenzhen/memory: 2 main" in told
         yield service
 
 
@@ -144,16 +125,16 @@ def test_roles_follow_a_lost_site_and_a_weak_line_and_no_request_fails(
     try:
         until(clients.more(5), "the first answers")
         # They are started again as often.
-        until(lambda: kill(served, "near") or ["prefill"] in roles(served)[:2], "roles", 90.0)
-        tell("a far worker prefills")
-        until(clients.more(3), "answers while the near site is away")
-        until(lambda: all_up(served), "the near site is back", 90.0)
+        until(lambda: kill(served, "hami") or ["prefill"] in roles(served)[:2], "roles", 120.0)
+        tell("a worker of Shenzhen prefills")
+        until(clients.more(3), "answers while Hami is away")
+        until(lambda: all_up(served), "Hami is back", 120.0)
         until(clients.more(5), "answers of both sites")
-        tell("the near site is back, the line drops to a tenth")
+        tell("Hami is back, the line drops to a tenth")
         asyncio.run(weaken(served, 2.5e6))
-        until(lambda: ["main"] in roles(served)[2:], "a near worker decodes", 90.0)
+        until(lambda: ["main"] in roles(served)[2:], "a worker of Hami decodes", 120.0)
         assert ["prefill"] in roles(served)[2:]
-        tell("a near worker decodes")
+        tell("a worker of Hami decodes")
         until(clients.more(5), "answers of each site")
     finally:
         clients.stop()
@@ -164,5 +145,5 @@ def test_roles_follow_a_lost_site_and_a_weak_line_and_no_request_fails(
     metrics = httpx.get(f"{served.base}/metrics", timeout=10.0, trust_env=False).text
     assert f'pdd_core_events_total{{event="roles_changed"}} {changed:.1f}' in metrics
     reasons = [json.loads(line)["decision"] for line in decisions(logs)]
-    assert any("site near is lost" in reason for reason in reasons)
-    assert any("line near-far gives" in reason for reason in reasons)
+    assert any("site hami is lost" in reason for reason in reasons)
+    assert any("line hami-shenzhen gives" in reason for reason in reasons)
