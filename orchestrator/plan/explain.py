@@ -166,7 +166,7 @@ def _line_shadow(plan: Plan, solved: Solved, number: int, line: Line) -> Shadow:
     dual = sum(
         dual * more
         for row, dual in _duals(solved)
-        if row.limit is Limit.LINE and set(row.where.split(">")) == set(line.between)
+        if row.line is not None and set(row.line) == set(line.between)
     )
     return _told(plan, f"Gbps on {line.name}", "Gbps", adds, dual)
 

@@ -56,10 +56,7 @@ def to_record(plan: Plan, explanation: Explanation | None) -> dict[str, Any]:
             {"stage": flow.stage, "from": flow.source, "to": flow.target, "per_s": flow.per_s}
             for flow in flows_of(best)
         ],
-        "lines": [
-            {"from": a, "to": b, "used": used, "wait_s": wait_s}
-            for a, b, used, wait_s in _lines(best)
-        ],
+        "lines": list(_lines(best)),
         "why_nothing": best.why or None,
     }
     if explanation is not None:
@@ -105,12 +102,12 @@ def _prefill_parts(net: Net, flows: Flows) -> dict[tuple[int, str], list[tuple[i
     }
 
 
-def _lines(value: Value) -> Iterator[tuple[str, str, float, float]]:
-    """(from, to, part of it that is used, seconds that KV waits for its turn) each way."""
+def _lines(value: Value) -> Iterator[dict[str, Any]]:
+    """Each way of each; `used`: the part of it, `wait_s`: how long KV waits for its turn."""
     if value.solved is not None:
         state = value.solved.state
         for (a, b), used in state.line_load.items():
-            yield a, b, used, state.line_wait_s[a, b]
+            yield {"from": a, "to": b, "used": used, "wait_s": state.line_wait_s[a, b]}
 
 
 def _post(post: Post) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from orchestrator.plan.problem import Ground, Pool, Problem
 from orchestrator.plan.programme.bound import Bound, Split, relaxed
 from workers.api.messages import MAIN, PREFILL, RELAY, Role
 
-SIZES = (1.0, 0.5, 0.25, 0.0)
+SIZES = (1.0, 0.5, 0.25, 0.0)  # of a split: money may be best spent in less of it
 PAIRS = 100  # of all pairs of pools, those of the highest bound
 ALIKE = 4  # pairs of one bound: pools of equal chips
+NOISE = 1e-6  # chips, and parts of a pool's: less is the solver's
 NEAR = frozenset({PREFILL, RELAY})
 FAR = frozenset({MAIN})
 
@@ -24,10 +25,10 @@ def starts(
     Money is best spent in few pools, whose parts a programme over all of them hides; a demand, or
     the most there is, wants many.
     """
-    yield from _sizes(problem, bound)
+    yield from _scaled(problem, bound)
     pairs = _pairs(problem, ground, per_cost=per_cost)
     for pair in pairs:
-        yield from _sizes(problem, pair)
+        yield from _scaled(problem, pair)
     yield from _joined(problem, pairs)
 
 
@@ -53,7 +54,8 @@ def _pairs(problem: Problem, ground: Ground, *, per_cost: bool) -> list[Bound]:
     return [pair for alike in kept.values() for pair in alike][:PAIRS]
 
 
-def _sizes(problem: Problem, bound: Bound) -> Iterator[Assignment]:
+def _scaled(problem: Problem, bound: Bound) -> Iterator[Assignment]:
+    """A bound's split, whole and in parts."""
     for size in SIZES:
         yield _assigned(problem, bound.split, size)
 
@@ -82,7 +84,7 @@ def rounded(pool: Pool, split: Split, size: float) -> Post:
     chips: dict[int, float] = {}
     for (parallel, _), amount in split.items():
         chips[parallel] = chips.get(parallel, 0.0) + amount
-    if not chips or max(chips.values()) <= 1e-6:
+    if not chips or max(chips.values()) <= NOISE:
         return idle
     parallel = max(chips, key=lambda p: (chips[p], -p))
     room = pool.shape(parallel).most
@@ -95,8 +97,8 @@ def rounded(pool: Pool, split: Split, size: float) -> Post:
     counts = {role: round(wanted[role]) for role in ROLES}
     for role in ROLES:
         named = split.get((parallel, role), 0.0)
-        if not counts[role] and named > 1e-6 * pool.chips:
-            counts[role] = 1
+        if not counts[role] and named > NOISE * pool.chips:
+            counts[role] = 1  # without it there might be no way at all
     while sum(counts.values()) > room:
         most = max(ROLES, key=lambda role: counts[role] - wanted[role])
         counts[most] -= 1

@@ -42,12 +42,13 @@ class Limit(StrEnum):
 
 
 class Row(NamedTuple):
-    """One bound. `where`: a pool, group or line; `place`: the group's, where it is about one."""
+    """One bound: `most` of a limit. `where`: of what, in words; `place`: of that group."""
 
     limit: Limit
     where: str
     most: float
     place: int | None = None
+    line: Ends | None = None
 
     def __str__(self) -> str:
         return f"{self.limit} of {self.where}" if self.where else str(self.limit)
@@ -128,9 +129,9 @@ class _Programme:
         ):
             yield column, path, terms
 
-    def _row(self, limit: Limit, where: str, most: float, place: int | None = None) -> Add:
-        self.rows.append(Row(limit, where, most, place))
-        return self._lp.at_most(most)
+    def _row(self, row: Row) -> Add:
+        self.rows.append(row)
+        return self._lp.at_most(row.most)
 
     def _demand_and_balance(self) -> None:
         net = self._net
@@ -157,9 +158,10 @@ class _Programme:
                 most *= self._caps.load[place]
             elif batch := self._caps.batch[place]:
                 token_s[place] = net.decoding[place].step_s(batch, state.context[place]) / batch
-            else:  # not even one sequence keeps the goal
+            else:  # not even one sequence keeps the goal: none of them, whatever a token takes
                 token_s[place], most = most, 0.0
-            adds.append(self._row(Limit(group.role.value), group.pool.name, most, place))
+            limit = Limit(group.role.value)
+            adds.append(self._row(Row(limit, group.pool.name, most, place=place)))
         for column, (kind, place) in enumerate(net.entries):
             adds[place](column, net.busy_s(kind, place, state.cached[place]))
         for column, path, terms in self._paths():
@@ -173,9 +175,10 @@ class _Programme:
         memory: list[Add] = []
         slots: list[Add] = []
         for place, group in enumerate(net.groups):
-            room = MOST_HELD * group.count
-            memory.append(self._row(Limit.MEMORY, group.name, room * group.shape.kv_tokens, place))
-            slots.append(self._row(Limit.SLOTS, group.name, room * group.pool.slots, place))
+            workers = MOST_HELD * group.count
+            tokens, legs = workers * group.shape.kv_tokens, workers * group.pool.slots
+            memory.append(self._row(Row(Limit.MEMORY, group.name, tokens, place=place)))
+            slots.append(self._row(Row(Limit.SLOTS, group.name, legs, place=place)))
         for column, (kind, place) in enumerate(net.entries):
             seconds = state.prefill_s[kind, net.groups[place].pool.site]
             memory[place](column, seconds * net.problem.classes[kind].prompt)
@@ -192,7 +195,7 @@ class _Programme:
 
     def _lines(self) -> None:
         adds = {
-            ends: self._row(Limit.LINE, _line_name(ends), MOST_LOAD * bytes_per_s)
+            ends: self._row(Row(Limit.LINE, ">".join(ends), MOST_LOAD * bytes_per_s, line=ends))
             for ends, bytes_per_s in self._net.rates.items()
         }
         for column, path, terms in self._paths():
@@ -202,7 +205,7 @@ class _Programme:
     def _late(self) -> None:
         """At most so many requests may go where they are probably late."""
         net, goal = self._net, self._net.problem.goal
-        late = self._row(Limit.LATE, "", 0.0)
+        late = self._row(Row(Limit.LATE, "", 0.0))
         late(self._rate, -(1 - goal.share))
         for column, (kind, place) in enumerate(net.entries):
             alone_s = net.prefill_s(kind, place, self._state.cached[place])
@@ -234,8 +237,3 @@ class _Programme:
             decoding = self._net.decoding[place]
             loaded.step_s[place] = decoding.step_s(batch, self._state.context[place])
         return loaded
-
-
-def _line_name(ends: Ends) -> str:
-    """One way of a line, as the replay names it."""
-    return f"{ends[0]}>{ends[1]}"
