@@ -1,22 +1,26 @@
 """A defect of the core costs the request it was met in, and no other."""
 
+from collections.abc import Sequence
+
 from orchestrator.state.actions import Fail, Failure, Finish
 from orchestrator.virtual.faults.checks import check
 from orchestrator.virtual.promises import Promise
 from tests.orchestrator.virtual.stories.story_world import TWO_SITES, new_story
 
 
-class Unwritable(list[tuple[int, float]]):
-    """An account that cannot be written."""
+class Unreadable:
+    """A stop watch that cannot read."""
 
-    def append(self, entry: tuple[int, float]) -> None:
+    matched: str | None = None
+
+    def push(self, ids: Sequence[int]) -> int | None:
         raise ZeroDivisionError
 
 
 def test_a_defect_ends_one_request_and_frees_its_legs() -> None:
     story = new_story(TWO_SITES)
     broken, good = story.ask("broken", route=None), story.ask("good", route=None)
-    story.request("broken").account.releases = Unwritable()
+    story.request("broken").watch = Unreadable()
     story.settle()
     assert isinstance(broken.end, Fail)
     assert broken.end.failure is Failure.INTERNAL
