@@ -5,6 +5,7 @@ is as it says. By schemathesis, which draws requests from it.
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_it_tells_what_is_served(gateway):
 
 
 @pytest.mark.timeout(300)
-def test_what_it_allows_is_answered_as_it_says(gateway):
+def test_what_it_allows_is_answered_as_it_says(gateway, tmp_path: Path):
     gateway.service.says("an answer")
     done = subprocess.run(
         [
@@ -42,6 +43,7 @@ def test_what_it_allows_is_answered_as_it_says(gateway):
         capture_output=True,
         text=True,
         timeout=280,
+        cwd=tmp_path,  # where it leaves what it found
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:]
