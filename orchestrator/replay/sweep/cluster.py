@@ -15,8 +15,8 @@ OBJECT_STORE_BYTES = 100 * 2**20  # cells and figures are small; Ray wants at le
 AHEAD = 2  # cells that wait for each core, so that none is idle
 # Ray takes 127.0.0.1 for "find out my own address" and would listen to the network.
 HOST = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
-STARTS = 3
-KILLED_S = 10.0
+STARTS = 3  # of Ray, until it is given up
+KILLED_S = 10.0  # for what a start has left behind to be gone
 
 Work = TypeVar("Work")
 Found = TypeVar("Found")
