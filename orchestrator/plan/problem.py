@@ -65,7 +65,6 @@ class Line:
     wire_ratio: float = 1.0
     rent_per_h: float = 0.0
     per_gb: float = 0.0
-    told_bytes_per_s: float = 0.0  # the bandwidth as its owner writes it
 
     @property
     def name(self) -> str:

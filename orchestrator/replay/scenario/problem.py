@@ -239,7 +239,6 @@ def _lines(scenario: Scenario, topology: Topology) -> Iterator[Line]:
             wire_ratio=spec.codec.ratio,
             rent_per_h=price.rent_per_h,
             per_gb=(link.price_per_gb or 0.0) if price.per_gb is None else price.per_gb,
-            told_bytes_per_s=link.rate_bytes_per_s,
         )
 
 
