@@ -5,8 +5,6 @@ built in a copy, as all of them take minutes.
 """
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from compiled.build import build, closure
 from compiled.finder import BUILT, ROOT, VARIABLE, is_compiled
 from compiled.rooms import MODULES
+from tests.compiled.child import child
 
 FEW = (
     "workers.api.history",
@@ -65,15 +64,8 @@ print(is_compiled(), file=sys.stderr)
 
 def live(checkout: Path, **environment: str) -> tuple[str, str]:
     """What a process of its own prints, and whether it was compiled."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIVED],
-        cwd=checkout,
-        env={"PYTHONDONTWRITEBYTECODE": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout, done.stderr.strip()
+    told, compiled = child(LIVED, checkout, **environment)
+    return told, compiled.strip()
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from compiled.finder import LIBRARY, MANIFEST, VARIABLE, changed, digest
+from tests.compiled.child import child
 
 ASK = "import orchestrator, workers; from compiled.finder import is_compiled; print(is_compiled())"
 
@@ -32,15 +31,8 @@ def checkout(root: Path, tmp_path: Path) -> Path:
 
 def ask(checkout: Path, **environment: str) -> tuple[str, str]:
     """Whether a new process would use the build, and what it says about it."""
-    done = subprocess.run(
-        [sys.executable, "-c", ASK],
-        cwd=checkout,
-        env={"PYTHONDONTWRITEBYTECODE": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip(), done.stderr
+    used, said = child(ASK, checkout, **environment)
+    return used.strip(), said
 
 
 def test_a_build_of_these_sources_is_used(checkout: Path) -> None:

@@ -2,7 +2,8 @@
 
 Every figure is the kindest one: no waits, caches that never forget, lines that are free until they
 are full, the largest batch that keeps the goal. Flows are summed by site, and a request's main and
-relay are any of the site's, so it is small even where pools are many.
+relay are any of the site's, so it is small even where pools are many. It holds where relayed KV
+goes over the line: relays that finish what a line has no turn for, see `terms`, can pass it.
 """
 
 from collections.abc import Mapping

@@ -1,12 +1,12 @@
 """`pdd plan`: from a scenario's file to roles, reasons and a page."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.cli.main import run
+from tests.orchestrator.cli.json_of import json_of
 
 pytestmark = pytest.mark.timeout(300)
 SMALL = """\
@@ -40,12 +40,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert run([*map(str, arguments), "-o", "json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
 def roles(found: dict[str, Any]) -> dict[str, tuple[int, int, int]]:
     return {
         post["pool"]: (post["prefill"], post["relay"], post["main"]) for post in found["assignment"]
@@ -55,7 +49,7 @@ def roles(found: dict[str, Any]) -> dict[str, tuple[int, int, int]]:
 def test_what_is_asked_for_at_the_least_cost(
     capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:
-    found = planned(capsys, "plan", file)
+    found = json_of(capsys, "plan", file)
     assert roles(found) == {"near/h100": (0, 0, 0), "far/h20": (1, 0, 1)}
     assert found["rate_per_s"] > found["demand_per_s"] == pytest.approx(2, rel=0.1)
     assert found["cost_per_h"] == 2.0
@@ -63,7 +57,7 @@ def test_what_is_asked_for_at_the_least_cost(
 
 
 def test_roles_that_are_kept_and_why(capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    found = planned(capsys, "plan", file, "--most", "--keep-roles", "--explain")
+    found = json_of(capsys, "plan", file, "--most", "--keep-roles", "--explain")
     (near, far) = roles(found).values()
     assert near[0] > 0 == near[2]
     assert (far[0], far[1]) == (0, 0) < (far[2], 1)
@@ -91,7 +85,7 @@ def test_in_words_and_as_a_page(
 def test_a_plan_is_replayed_beside_its_prediction(
     capsys: pytest.CaptureFixture[str], file: Path
 ) -> None:
-    found = planned(capsys, "replay", file, "--plan")
+    found = json_of(capsys, "replay", file, "--plan")
     assert [policy["policy"] for policy in found["policies"]] == ["auto", "plan"]
     assert found["policies"][1]["goodput_per_s"] == pytest.approx(
         found["plan"]["served_per_s"], rel=0.1

@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.cli.main import run
 from orchestrator.replay.sweep.cluster import local_cluster
+from tests.orchestrator.cli.json_of import json_of
 
 pytestmark = pytest.mark.timeout(600)
 SMALL = """\
@@ -47,9 +48,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def swept(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert run(["replay", *map(str, arguments), "-o", "json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return json_of(capsys, "replay", *arguments)
 
 
 @pytest.mark.usefixtures("ray")
@@ -110,8 +109,8 @@ def test_a_file_of_another_scenario_is_refused(
 def test_a_sweep_of_plans(capsys: pytest.CaptureFixture[str], file: Path) -> None:
     """`laptop-simulated` has one site that can do all and one that can only decode."""
     grid = "link.bandwidth=1|100Mbps"
-    assert run(["plan", str(file), "--most", "--sweep", grid, "-o", "json"]) == 0
-    slow, fast = (cell["policies"] for cell in json.loads(capsys.readouterr().out)["cells"])
+    found = json_of(capsys, "plan", file, "--most", "--sweep", grid)
+    slow, fast = (cell["policies"] for cell in found["cells"])
     assert set(slow) == set(fast) == {"plan", "local"}
     assert slow["local"] == fast["local"]  # one site alone has no line
     for cell in (slow, fast):
