@@ -34,7 +34,8 @@ class Arrived:
 
     `route` and `handoff` override the deployment's policy; None: the policy decides.
     `stop_strings` are matched by the machine's stop watch, over the accepted tokens' text.
-    `weight`, above 0: its KV goes over a line as if it were that many times smaller.
+    `weight`, above 0: its KV goes over a line as if it were that many times smaller. Of those who
+    wait for a place the smallest `priority` gets the next one.
     """
 
     request: str
@@ -46,6 +47,7 @@ class Arrived:
     sampling: Sampling = field(default_factory=Sampling)
     cache_salt: str = ""
     weight: float = 1.0
+    priority: int = 0
     route: Route | None = None
     handoff: HandoffMode | None = None
 

@@ -67,7 +67,8 @@ _Writer = tuple[
 ]
 
 MAX_INT = 2**63 - 1
-MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1  # what both a sampler's key and JSON's integers hold
+MIN_SIGNED, MAX_SIGNED = -(2**63), 2**64 - 1  # what a sampler's key and JSON's integers hold
+SIGNED = frozenset({"seed", "priority"})  # fields that may be below 0
 
 
 class Wire:
@@ -124,8 +125,8 @@ def _integer(value: Any, path: str) -> int:
     return value
 
 
-def _seed(value: Any, path: str) -> int:
-    if type(value) is not int or not MIN_SEED <= value <= MAX_SEED:
+def _signed(value: Any, path: str) -> int:
+    if type(value) is not int or not MIN_SIGNED <= value <= MAX_SIGNED:
         raise WireError(f"{path}: must be an integer of 64 bits, got {_short(value)}")
     return value
 
@@ -214,7 +215,7 @@ def _table_of(inner: Check) -> Check:
 def _record(cls: type) -> Check:
     """A dataclass from an object: unknown and missing fields are refused."""
     hints = get_type_hints(cls)
-    checks = {f.name: _seed if f.name == "seed" else _check(hints[f.name]) for f in fields(cls)}
+    checks = {f.name: _signed if f.name in SIGNED else _check(hints[f.name]) for f in fields(cls)}
     required = {
         f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING
     }

@@ -225,6 +225,7 @@ class Intake:
                 sampling=_sampling(prepared, (seed + nth) % (2 * INT64)),
                 cache_salt=request.cache_salt,
                 weight=request.pdd_weight,
+                priority=request.priority,
                 route=None if request.pdd_route == "auto" else Route(request.pdd_route),
                 handoff=None if request.pdd_handoff is None else HandoffMode(request.pdd_handoff),
             )

@@ -4,7 +4,7 @@ Nothing is ignored in silence. A field whose given value asks for nothing (`func
 `best_of: 1`, null) passes. Labels that cannot change an answer (`user`, `metadata`,
 `safety_identifier`, `prompt_cache_key`) pass and have no effect. Every other field is refused
 with 400 and its name, unknown ones with the nearest known. Fields beyond OpenAI's: top_k, min_p,
-repetition_penalty, min_tokens, ignore_eos, cache_salt, and the `pdd_` ones.
+repetition_penalty, min_tokens, ignore_eos, cache_salt, priority, and the `pdd_` ones.
 """
 
 import difflib
@@ -75,7 +75,8 @@ class StreamOptions(Strict):
 class Common(Strict):
     """What both endpoints take. `temperature` defaults to OpenAI's 1; 0 is greedy.
 
-    `min_tokens` holds back end-of-text, not stop strings. `seed` of choice i is seed + i.
+    `min_tokens` holds back end-of-text, not stop strings. `seed` of choice i is seed + i. Among
+    the requests that wait for a place the smallest `priority` is served first.
     """
 
     model: str
@@ -97,6 +98,7 @@ class Common(Strict):
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
     cache_salt: Annotated[str, Field(max_length=256)] = ""
+    priority: Annotated[int, Field(ge=-INT64, lt=INT64)] = 0
     pdd_timings: bool = False
     pdd_token_ids: bool = False
     pdd_margins: bool = False
@@ -293,7 +295,7 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "suffix": _one_of(""),
     "best_of": _one_of(1),
     "echo": _one_of(False),
-    "priority": _one_of(0),
+    "prompt_logprobs": _one_of(),
 }
 _NEUTRAL_IN_MESSAGE: dict[str, Callable[[Any], bool]] = {
     "function_call": _one_of(),

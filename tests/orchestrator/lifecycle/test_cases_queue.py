@@ -122,6 +122,20 @@ def test_the_queue_is_served_in_order_when_room_is_made(make_rig: MakeRig) -> No
     assert rig.machine.queued == 0
 
 
+def test_the_smallest_priority_gets_the_next_place(make_rig: MakeRig) -> None:
+    rig = make_rig(slots=1, queue_limit=3)
+    rig.arrive("first")
+    for name, priority in (("batch", 5), ("usual", 0), ("urgent", -1)):
+        rig.arrive(name, priority=priority)
+    rig.arrive("more urgent", priority=-9)
+    assert failure(rig) is Failure.OVERLOADED  # it is the line's order and not its bound
+    served = []
+    for _ in range(4):
+        served += [name for name, req in rig.machine.requests.items() if req.legs]
+        rig.tell(ClientGone(request=served[-1]))
+    assert served == ["first", "urgent", "usual", "batch"]
+
+
 def test_nobody_overtakes_the_queue(make_rig: MakeRig) -> None:
     rig = make_rig(tokens=200)
     rig.arrive("first", limit=160)

@@ -5,8 +5,8 @@ from orchestrator.lifecycle.waiting import WaitingLine
 from orchestrator.state.events import Arrived, HandoffMode
 
 
-def request(name: str, *ids: int) -> Request:
-    spec = Arrived(request=name, prompt_ids=(1,), limit=9)
+def request(name: str, *ids: int, priority: int = 0) -> Request:
+    spec = Arrived(request=name, prompt_ids=(1,), limit=9, priority=priority)
     req = Request(spec=spec, mode=HandoffMode.AUTO, arrived_at=0.0, watch=None, prefix=())
     req.law.extend(ids, None, None)
     return req
@@ -25,6 +25,17 @@ def test_who_has_tokens_already_comes_first_and_all_as_they_came() -> None:
         line.add(req)
     assert order(line) == ["b", "d", "a", "c"]
     assert len(line) == 4
+
+
+def test_the_smallest_priority_comes_first_but_for_who_has_tokens() -> None:
+    line = WaitingLine()
+    for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 5), ("e", 0)):
+        line.add(request(name, priority=priority))
+    line.add(request("begun", 7, priority=9))
+    assert order(line) == ["begun", "c", "a", "e", "b", "d"]
+    for name in ("c", "a", "b"):
+        line.discard(name)
+    assert order(line) == ["begun", "e", "d"]
 
 
 def test_who_waits_keeps_its_place_until_it_leaves() -> None:

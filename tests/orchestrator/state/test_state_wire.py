@@ -24,7 +24,7 @@ from orchestrator.state.wire import (
     encode_event,
 )
 from workers.api.messages import Role, Sampling, Stop, TokenRun
-from workers.api.wire import MAX_INT, MAX_SEED, MIN_SEED, Wire, WireError
+from workers.api.wire import MAX_INT, MAX_SIGNED, MIN_SIGNED, SIGNED, Wire, WireError
 
 SIMPLE = {
     int: st.integers(0, MAX_INT),
@@ -57,8 +57,8 @@ def anything(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(hint)
     assert is_dataclass(hint), hint
     hints = get_type_hints(hint)
-    seed = {"seed": st.integers(MIN_SEED, MAX_SEED)} if "seed" in hints else {}
-    return st.builds(hint, **{f.name: anything(hints[f.name]) for f in fields(hint)} | seed)
+    signed = {name: st.integers(MIN_SIGNED, MAX_SIGNED) for name in SIGNED & hints.keys()}
+    return st.builds(hint, **{f.name: anything(hints[f.name]) for f in fields(hint)} | signed)
 
 
 def test_every_event_and_action_has_a_form() -> None:
@@ -102,7 +102,7 @@ def test_roles_are_written_in_one_order() -> None:
     assert encode_event(up)["roles"] == sorted(Role)
 
 
-ARRIVED = Arrived(request="r", prompt_ids=(1, 2), limit=3, sampling=Sampling(seed=-4))
+ARRIVED = Arrived(request="r", prompt_ids=(1, 2), limit=3, priority=-2, sampling=Sampling(seed=-4))
 RUN = TokenRun(request="r", epoch=1, index=0, ids=(5,), hist=6, fed=0)
 
 

@@ -13,6 +13,12 @@ def test_biases_reach_the_workers(gateway):
     assert second == ((3, 1.0),)
 
 
+def test_priority_reaches_the_queue_for_every_choice(gateway):
+    gateway.chat(priority=-3, n=2)
+    gateway.complete()
+    assert [a.priority for a in gateway.service.arrived] == [-3, -3, 0]
+
+
 # ---------------------------------------------------------------- echo
 
 
