@@ -2,8 +2,8 @@
 
 Every figure is the kindest one: no waits, caches that never forget, lines that are free until they
 are full, the largest batch that keeps the goal. Flows are summed by site, and a request's main and
-relay are any of the site's, so it is small even where pools are many. It holds where relayed KV
-goes over the line: relays that finish what a line has no turn for, see `terms`, can pass it.
+relay are any of the site's, so it is small even where pools are many. A relay may also decode all
+of an answer, with no KV sent, as it does where a line is full.
 """
 
 from collections.abc import Mapping
@@ -72,12 +72,14 @@ class _TokenCost(NamedTuple):
 class _Behind:
     """One class's flows behind its prefill, as cells that are to sum to 0 with what takes them.
 
-    `arriving`: at a main site, with a relay before or without; `relaying`: in a site; `relay_s`:
-    the shortest that a relay of that site decodes for, `longest_s`: that any relay does.
+    `arriving`: at a main site, with a relay before or without; `relaying`: in a site, until KV has
+    arrived, `ending`: to the answer's end; `relay_s`: the shortest that a relay of that site
+    decodes for, `longest_s`: that any relay does.
     """
 
     arriving: dict[tuple[str, bool], list[Cell]] = field(default_factory=dict)
     relaying: dict[str, list[Cell]] = field(default_factory=dict)
+    ending: dict[str, list[Cell]] = field(default_factory=dict)
     relay_s: dict[str, float] = field(default_factory=dict)
     longest_s: float = 0.0
 
@@ -168,6 +170,9 @@ class _Relaxed:
                     self._send(kind, (a, b), line, leaving, behind, relayed=False)
                     if (a, RELAY) in self._by_site and self._problem.classes[kind].output > 1:
                         self._send(kind, (a, b), line, leaving, behind, relayed=True)
+                        column = self._lp.column()
+                        leaving[a].append((column, -1.0))
+                        behind.ending.setdefault(a, []).append((column, 1.0))
         for cells in leaving.values():
             self._lp.zero(cells)
         return behind
@@ -221,18 +226,24 @@ class _Relaxed:
             self._lp.zero(cells)
 
     def _relay(self, kind: int, behind: _Behind) -> None:
-        prompt = self._problem.classes[kind].prompt
+        request = self._problem.classes[kind]
         for site, cells in behind.relaying.items():
-            for place in self._by_site[site, RELAY]:
-                cost = self._token_costs[place]
-                if cost is None:
-                    continue
-                column = self._lp.column()
-                cells.append((column, -1.0))
-                # A worker holds its batch for as long as KV is on its way.
-                tokens = behind.relay_s[site] / self._problem.goal.tpot_s
-                self._seconds[place].append((column, tokens * cost.of(prompt)))
-            self._lp.zero(cells)
+            # A worker holds its batch for as long as KV is on its way.
+            tokens = behind.relay_s[site] / self._problem.goal.tpot_s
+            self._relays(site, cells, tokens, request.prompt)
+        for site, cells in behind.ending.items():
+            self._relays(site, cells, request.output - 1, request.prompt)
+
+    def _relays(self, site: str, cells: list[Cell], tokens: float, prompt: float) -> None:
+        """So many tokens of each request by any relay of a site."""
+        for place in self._by_site[site, RELAY]:
+            cost = self._token_costs[place]
+            if cost is None:
+                continue
+            column = self._lp.column()
+            cells.append((column, -1.0))
+            self._seconds[place].append((column, tokens * cost.of(prompt)))
+        self._lp.zero(cells)
 
     # ------------------------------------------------------------------------ rows over all classes
 

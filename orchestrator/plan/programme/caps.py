@@ -22,10 +22,18 @@ class Caps(NamedTuple):
     batch: dict[int, float]
 
 
-def caps_of(net: Net, state: State, terms: Sequence[Terms], before: Flows | None) -> Caps:
+class Way(NamedTuple):
+    """A way to take a path, and what a request takes on it. `number`: the path's."""
+
+    number: int
+    path: Path
+    terms: Terms
+
+
+def caps_of(net: Net, state: State, ways: Sequence[Way], before: Flows | None) -> Caps:
     """How far each group may be loaded for the wanted share of its requests to keep the goal.
 
-    `terms` of each path. With the mix of classes that went there `before`, or else the workload's.
+    With the mix of classes that went there `before`, or else the workload's.
     """
     load: dict[int, float] = {}
     batch: dict[int, float] = {}
@@ -33,7 +41,7 @@ def caps_of(net: Net, state: State, terms: Sequence[Terms], before: Flows | None
         if group.role is PREFILL:
             load[place] = _most_load(net, state, place, before)
         else:
-            batch[place] = _most_batch(net, state, place, terms, before)
+            batch[place] = _most_batch(net, state, place, ways, before)
     return Caps(load, batch)
 
 
@@ -80,9 +88,9 @@ def _mix(net: Net, place: int, before: Flows | None) -> list[tuple[float, int]]:
 
 
 def _most_batch(
-    net: Net, state: State, place: int, terms: Sequence[Terms], before: Flows | None
+    net: Net, state: State, place: int, ways: Sequence[Way], before: Flows | None
 ) -> float:
-    mix = _decode_mix(net, place, terms, before)
+    mix = _decode_mix(net, place, ways, before)
     if not mix:
         return 0.0
     goal, slots = net.problem.goal, net.groups[place].pool.slots
@@ -100,18 +108,17 @@ def _most_batch(
 
 
 def _decode_mix(
-    net: Net, place: int, terms: Sequence[Terms], before: Flows | None
+    net: Net, place: int, ways: Sequence[Way], before: Flows | None
 ) -> list[tuple[float, Path, Terms]]:
-    """(requests/s, path, its terms) through a group; of the workload where nothing came before."""
-    through = [
-        (number, path, term)
-        for number, (path, term) in enumerate(zip(net.paths, terms, strict=True))
-        if place in (path.main, path.relay)
-    ]
+    """(requests/s, path, its terms) through a group; of the workload where nothing came before.
+
+    The ways of one path count alike: which of them a request goes is not known beforehand.
+    """
+    through = [way for way in ways if place in (way.path.main, way.path.relay)]
     shares = net.problem.shares
-    mix = [(before.going[n], path, term) for n, path, term in through] if before else []
+    mix = [(before.going[n], path, terms) for n, path, terms in through] if before else []
     if not any(rate for rate, _, _ in mix):
-        mix = [(shares[path.kind], path, term) for _, path, term in through]
+        mix = [(shares[path.kind], path, terms) for _, path, terms in through]
     return [part for part in mix if part[0]]
 
 

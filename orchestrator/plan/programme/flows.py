@@ -5,6 +5,10 @@ and the rate of all. Rows: each class its share of all (demand), what enters a s
 (balance), seconds of prefill, relay and main workers, their memory and slots, bytes of lines, and
 the part of requests that may be late. What a path takes, and how far a group can be loaded, are
 those of a state.
+
+Where a line is full, KV that has had no turn when its answer ends is not sent at all. So a relayed
+path over such a line has a second column, for requests that relay decodes to the end; which
+requests those are is the line's queue to say, so both columns are one flow to everybody else.
 """
 
 from collections.abc import Iterator
@@ -14,19 +18,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.plan.programme.caps import MOST_LOAD, caps_of
+from orchestrator.plan.programme.caps import MOST_LOAD, Way, caps_of
 from orchestrator.plan.programme.keeping import crowded_lines, decode_chance
 from orchestrator.plan.programme.lp import Add, Cell, LinearProgramme, Solution
 from orchestrator.plan.programme.paths import Ends, Net, Path
 from orchestrator.plan.programme.settle import Flows
-from orchestrator.plan.programme.terms import State, Terms, relay_reserve, terms_of
+from orchestrator.plan.programme.terms import (
+    State,
+    Terms,
+    relay_reserve,
+    terms_of,
+    unsent_terms,
+)
 from workers.api.messages import PREFILL
 from workers.api.record import record
 
 MOST_HELD = 0.92  # of memory: legs are large and come as they like
 TIDY = 1e-6  # of a request's worth, for each gigabyte sent and each relay that is not needed
+SORRY = 1e-4  # of a request's worth, for each that is late: only where it brings others
 LIKELY = 0.5  # a path whose requests are late more often than that is a late one
 NOISE = 1e-9  # of the rate: a flow so small is the solver's
+TURNS = 0.9  # of a line's load: below it all KV has its turn
 
 
 class Limit(StrEnum):
@@ -87,26 +99,40 @@ def best_flows(net: Net, state: State, before: Flows | None) -> Answer | None:
         return None
     rate, entries = float(found.x[-1]), len(net.entries)
     cut = np.where(found.x < NOISE * max(rate, NOISE), 0.0, found.x)
+    going = [0.0] * len(net.paths)
+    for flow, one in zip(cut[entries:-1], made.ways, strict=True):
+        going[one.number] += float(flow)
     return Answer(
         rate=rate,
-        flows=Flows(
-            entering=tuple(map(float, cut[:entries])), going=tuple(map(float, cut[entries:-1]))
-        ),
+        flows=Flows(entering=tuple(map(float, cut[:entries])), going=tuple(going)),
         rows=tuple(made.rows),
         duals=found.duals,
     )
 
 
 class _Programme:
-    """The rows of a net in a state. Columns: its entries, then its paths, then the rate."""
+    """The rows of a net in a state. Columns: its entries, then `ways`, then the rate."""
 
     def __init__(self, net: Net, state: State, before: Flows | None) -> None:
         self.rows: list[Row] = []
         self._net, self._state = net, state
-        self._terms = [terms_of(net, path, state) for path in net.paths]
-        self._caps = caps_of(net, state, self._terms, before)
-        self._lp = LinearProgramme(len(net.entries) + len(net.paths) + 1)
+        self.ways = [
+            Way(number, path, terms)
+            for number, path in enumerate(net.paths)
+            for terms in self._terms(path, before)
+        ]
+        self._caps = caps_of(net, state, self.ways, before)
+        self._lp = LinearProgramme(len(net.entries) + len(self.ways) + 1)
         self._rate = self._lp.columns - 1
+
+    def _terms(self, path: Path, before: Flows | None) -> Iterator[Terms]:
+        """Of every way to take a path. An empty net does not tell which lines will be full."""
+        net, state = self._net, self._state
+        yield terms_of(net, path, state)
+        if path.relay is None or path.line is None:
+            return
+        if before is None or state.line_load[path.line] >= TURNS:
+            yield unsent_terms(net, path, state)
 
     def solve(self) -> Solution | None:
         """The most requests/s; None: nothing is possible."""
@@ -114,20 +140,21 @@ class _Programme:
         self._workers()
         self._memory()
         self._lines()
-        self._late()
         gain = np.zeros(self._lp.columns)
         gain[self._rate] = 1.0
         for column, path, terms in self._paths():
             gain[column] = -TIDY * ((path.relay is not None) + terms.wire_bytes / 1e9)
+        late = self._row(Row(Limit.LATE, "", 0.0))
+        late(self._rate, -(1 - self._net.problem.goal.share))
+        for column, part in self._late():
+            late(column, part)
+            gain[column] -= SORRY * part
         return self._lp.maximise(gain)
 
     def _paths(self) -> Iterator[tuple[int, Path, Terms]]:
-        """With their columns."""
-        first = len(self._net.entries)
-        for column, (path, terms) in enumerate(
-            zip(self._net.paths, self._terms, strict=True), first
-        ):
-            yield column, path, terms
+        """Of every way, with its column."""
+        for column, way in enumerate(self.ways, len(self._net.entries)):
+            yield column, way.path, way.terms
 
     def _row(self, row: Row) -> Add:
         self.rows.append(row)
@@ -202,15 +229,13 @@ class _Programme:
             if path.line is not None:
                 adds[path.line](column, terms.wire_bytes)
 
-    def _late(self) -> None:
-        """At most so many requests may go where they are probably late."""
+    def _late(self) -> Iterator[Cell]:
+        """Of each column, the part of its requests that is probably late, where some are."""
         net, goal = self._net, self._net.problem.goal
-        late = self._row(Row(Limit.LATE, "", 0.0))
-        late(self._rate, -(1 - goal.share))
         for column, (kind, place) in enumerate(net.entries):
             alone_s = net.prefill_s(kind, place, self._state.cached[place])
             if alone_s + 2 * net.ground.home_s(net.groups[place].pool.site) > goal.ttft_s:
-                late(column, 1.0)
+                yield column, 1.0
         loaded = self._loaded()
         burst = net.problem.burst
         rush = None if burst is None else crowded_lines(loaded, burst)
@@ -218,11 +243,11 @@ class _Programme:
             second_s = 2 * net.ground.home_s(path.site) + terms.stall_s
             second_s += self._state.prefill_s[path.kind, path.site]
             if self._is_late(path, terms, second_s, loaded):
-                late(column, 1.0)
+                yield column, 1.0
             elif burst is not None and rush is not None and path.line is not None:
                 rushed = terms_of(net, path, rush)
                 if self._is_late(path, rushed, second_s + (rushed.stall_s - terms.stall_s), rush):
-                    late(column, burst.share)
+                    yield column, burst.share
 
     def _is_late(self, path: Path, terms: Terms, second_s: float, state: State) -> bool:
         """Whether most of a path's requests are. `second_s`: until their second token."""

@@ -11,7 +11,7 @@ from orchestrator.plan.programme.queues import (
     mean_wait_s,
     step_variance,
 )
-from orchestrator.plan.programme.terms import State, Terms, relay_reserve, terms_of
+from orchestrator.plan.programme.terms import State, Terms, kv_bytes, relay_reserve, terms_of
 from workers.api.messages import PREFILL
 from workers.api.record import record
 
@@ -20,8 +20,8 @@ SETTLED = 2e-3  # the part by which no batch moves any more
 FULL = 0.98  # more load than that waits as long: what is overloaded is judged by its load
 LINE_FULL = 0.998  # where relays take what a line cannot, it is as full as can be
 LEFT = 0.05  # of a worker's time for decoding, at least, whatever extends take
-BRIEF_S = 1e-3  # a wait that nobody notices
-CLOSE = 0.02  # a wait is known well enough
+BRIEF = 0.01  # a load under which nobody waits
+CLOSE = 0.02  # of what is left of a line: a wait is known as well
 
 
 @record
@@ -97,36 +97,48 @@ def _prefill(net: Net, flows: Flows, state: State) -> None:
 
 
 def _lines(net: Net, state: State, going: Sequence[_Going]) -> None:
-    """A relayed answer that ends before its KV had a turn sends none.
-
-    So the longer the wait, the smaller the load; where they agree is found by halving.
-    """
+    """How full each line is, and how long KV waits for it."""
     over: dict[Ends, list[_Going]] = {ends: [] for ends in net.rates}
     for part in going:
         if part.path.line is not None:
             over[part.path.line].append(part)
     for ends, parts in over.items():
-        high = _line_wait_s(net, state, ends, parts)
-        if high > BRIEF_S and any(part.path.relay is not None for part in parts):
-            low = 0.0
-            while high - low > CLOSE * high:
-                state.line_wait_s[ends] = middle = (low + high) / 2
-                parts = [part._replace(terms=terms_of(net, part.path, state)) for part in parts]
-                if _line_wait_s(net, state, ends, parts) > middle:
-                    low = middle
-                else:
-                    high = middle
-        state.line_wait_s[ends] = high
+        _line(net, state, ends, parts)
 
 
-def _line_wait_s(net: Net, state: State, ends: Ends, parts: Sequence[_Going]) -> float:
-    """The mean wait when so much is sent; notes the load."""
+def _line(net: Net, state: State, ends: Ends, parts: Sequence[_Going]) -> None:
+    """A relayed answer that ends before its KV had a turn sends none.
+
+    So the fuller the line, the less it is offered; where they agree is found by halving.
+    """
     speed = net.rates[ends]
-    first = sum(rate * terms.wire_bytes for _, rate, terms in parts)
-    second = sum(rate * terms.wire_bytes**2 for _, rate, terms in parts)
-    load = state.line_load[ends] = first / speed
-    residual_s = mean_residual_s(second / speed**2)
-    return residual_s / (1 - min(load, LINE_FULL)) * (1 + net.problem.gap_cv2) / 2
+    each = [kv_bytes(net, path, state) / speed for path, _, _ in parts]
+    first = sum(rate * s for (_, rate, _), s in zip(parts, each, strict=True))
+    second = sum(rate * s * s for (_, rate, _), s in zip(parts, each, strict=True))
+
+    def offered(load: float) -> float:
+        """What the line is asked for when it is so full; its state is then that."""
+        state.line_load[ends] = load
+        # Of the load, the same part of the squares.
+        residual_s = mean_residual_s(second * load / first) if first else 0.0
+        wait_s = residual_s / (1 - min(load, LINE_FULL)) * (1 + net.problem.gap_cv2) / 2
+        state.line_wait_s[ends] = wait_s
+        return sum(rate * terms_of(net, path, state).wire_bytes for path, rate, _ in parts) / speed
+
+    if first <= BRIEF or all(path.relay is None for path, _, _ in parts):
+        offered(first)
+        return
+    low, high = 0.0, LINE_FULL
+    if (asked := offered(high)) > high:
+        offered(asked)
+        return
+    while high - low > CLOSE * (1 - high):
+        middle = (low + high) / 2
+        if offered(middle) > middle:
+            low = middle
+        else:
+            high = middle
+    offered(high)
 
 
 # -------------------------------------------------------------------------------------- decode

@@ -106,15 +106,36 @@ def terms_of(net: Net, path: Path, state: State) -> Terms:
     return _relayed(net, path, path.relay, state, sending)
 
 
+def unsent_terms(net: Net, path: Path, state: State) -> Terms:
+    """What a relayed path takes of a request whose KV never has its turn: relay ends the answer."""
+    assert path.relay is not None  # without one somebody waits for that KV
+    near_s, decoded = _near_s(net, path), _decoded(net, path)
+    relay_step_s = state.step_s[path.relay]
+    return Terms(
+        kv_s=0.0,
+        wire_bytes=0.0,
+        stall_s=near_s + relay_step_s / 2,
+        relay_tokens=decoded,
+        main_tokens=0.0,
+        extend_s=0.0,
+        hold_s=near_s + decoded * relay_step_s,
+    )
+
+
+def kv_bytes(net: Net, path: Path, state: State) -> float:
+    """Raw KV of a request that main lacks."""
+    return net.missing(path.kind, path.main, state.cached[path.main]) * (
+        net.problem.kv_bytes_per_token
+    )
+
+
 def relay_reserve(request: RequestClass, relay_tokens: float) -> float:
     """Tokens of KV memory that a relay leg sets aside (PROTOCOL, rule 9)."""
     return request.prompt + min(request.output, 2 * max(16.0, relay_tokens))
 
 
 def _sending(net: Net, path: Path, state: State) -> _Sending:
-    nbytes = net.missing(path.kind, path.main, state.cached[path.main])
-    nbytes *= net.problem.kv_bytes_per_token
-    ground = net.ground
+    nbytes, ground = kv_bytes(net, path, state), net.ground
     if path.line is None:
         alone_s = nbytes / ground.inside_bytes_per_s(path.site)
         return _Sending(nbytes, alone_s, alone_s, ground.delay_s(path.site, path.site))
@@ -146,9 +167,7 @@ def _relayed(net: Net, path: Path, relay: int, state: State, sending: _Sending) 
     decoded = _decoded(net, path)
     main_step_s, relay_step_s = state.step_s[path.main], state.step_s[relay]
     prefill_s = state.prefill_s[path.kind, path.site]
-    near_s = request.prompt * net.problem.kv_bytes_per_token / ground.inside_bytes_per_s(path.site)
-    near_s += ground.delay_s(path.site, path.site)
-    near_s = max(near_s, 2 * ground.home_s(path.site))  # until relay has KV and the first token
+    near_s = _near_s(net, path)
     # What KV can wait for its turn before the answer has ended without it.
     ends_s = near_s + decoded * relay_step_s
     spare_s = ends_s - main_step_s - sending.delay_s + prefill_s - sending.alone_s
@@ -168,6 +187,14 @@ def _relayed(net: Net, path: Path, relay: int, state: State, sending: _Sending) 
         extend_s=net.decoding[path.main].extend_s(round(before), round(request.prompt)),
         hold_s=near_s + relay_tokens * relay_step_s,
     )
+
+
+def _near_s(net: Net, path: Path) -> float:
+    """Until relay has KV, over the site's own network, and the first token."""
+    ground, prompt = net.ground, net.problem.classes[path.kind].prompt
+    kv_s = prompt * net.problem.kv_bytes_per_token / ground.inside_bytes_per_s(path.site)
+    kv_s += ground.delay_s(path.site, path.site)
+    return max(kv_s, 2 * ground.home_s(path.site))
 
 
 def _decoded(net: Net, path: Path) -> float:

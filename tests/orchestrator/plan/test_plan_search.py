@@ -75,8 +75,9 @@ def test_swaps_find_what_trying_all_finds(
 
 
 @pytest.mark.parametrize("objective", list(Objective))
-def test_nothing_passes_the_bound(objective: Objective) -> None:
-    what = two_sites()
+@pytest.mark.parametrize("bytes_per_s", [1e7, 1e5])
+def test_nothing_passes_the_bound(objective: Objective, bytes_per_s: float) -> None:
+    what = replace(two_sites(), lines=(line("a", "b", bytes_per_s),))
     bound = relaxed(what, per_cost=objective is Objective.PER_COST)
     assert bound.score >= brute(what, objective)
 

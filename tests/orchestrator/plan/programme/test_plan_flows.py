@@ -139,6 +139,34 @@ def test_a_relay_hides_a_line_that_is_far() -> None:
     assert relay.rate > 10
 
 
+def test_relays_end_what_a_full_line_has_no_turn_for() -> None:
+    """A line of 1e5 bytes/s carries the KV of one request a second; prefill gives thirty."""
+    what = problem(
+        pool("a/x", 5), pool("b/y", 1), lines=(line("a", "b", 1e5),), output=20.0, tpot_s=0.02
+    )
+    value = value_of(what, assignment(("a/x", 3, 2, 0), ("b/y", 0, 0, 1)))
+    assert value.solved is not None
+    state = value.solved.state
+    assert value.rate > 25
+    assert 0.9 < state.line_load["a", "b"] < 1
+    sent = [terms_of(value.solved.net, path, state).wire_bytes for path in value.solved.net.paths]
+    bytes_per_s = sum(n * rate for n, rate in zip(sent, value.solved.flows.going, strict=True))
+    assert bytes_per_s == pytest.approx(state.line_load["a", "b"] * 1e5, rel=0.02)
+
+
+def test_what_a_line_carries_is_not_ended_by_relays() -> None:
+    """Eight relays could decode all by themselves; but KV lands, so main does, and is the limit."""
+    slow = MeasuredCosts(prefill_tokens_per_s=1e6, decode_step_s=0.01, sequence_s=0.001)
+    what = problem(
+        pool("a/x", 9, costs=slow), pool("b/y", 1, costs=slow), lines=(line("a", "b", 1e9),)
+    )
+    one, more = (
+        value_of(what, assignment(("a/x", 1, relays, 0), ("b/y", 0, 0, 1))) for relays in (1, 8)
+    )
+    assert str(more.binding) == "main of b/y"
+    assert more.rate < 1.3 * one.rate
+
+
 def test_hits_settle_with_the_memory_that_legs_leave() -> None:
     """A cache too small for what is known finds only a part of it."""
     who = assignment(("a/x", 1, 0, 1))
