@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from workers.api.messages import DownMessage
+from workers.api.messages import Cause, DownMessage
 from workers.engines.base import SeqId
 
 PARKED_S = 10.0  # a start that is later than this after its other messages is taken for lost
@@ -19,7 +19,7 @@ class Tombstone:
     expires: float
     gateway: str | None  # None: stopped before it started
     refusal: str | None = None
-    retryable: bool = True
+    cause: Cause = Cause.BUSY
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Absent:
         gateway: str | None,
         *,
         refusal: str | None = None,
-        retryable: bool = True,
+        cause: Cause = Cause.BUSY,
     ) -> None:
         """Remember that a leg has ended; a second burial changes nothing."""
         self._tombstones.setdefault(
@@ -55,7 +55,7 @@ class Absent:
                 expires=now + self._tombstone_s,
                 gateway=gateway,
                 refusal=refusal,
-                retryable=retryable,
+                cause=cause,
             ),
         )
 

@@ -1,7 +1,7 @@
 """The messages a worker sends up about its legs."""
 
 from transport.base import StreamId
-from workers.api.messages import KVFailed, Landed, Paused, Refused, SendKV
+from workers.api.messages import Cause, KVFailed, Landed, Paused, Refused, SendKV
 from workers.engines.base import SeqId
 from workers.legs import Leg
 from workers.outputs import Output, Up
@@ -27,9 +27,9 @@ def runs(leg: Leg, start: int) -> list[Output]:
     return [Up(gateway=leg.gateway, message=run) for run in leg.runs(start)]
 
 
-def refused(gateway: str | None, seq: SeqId, reason: str, *, retryable: bool = True) -> Up:
+def refused(gateway: str | None, seq: SeqId, reason: str, *, cause: Cause = Cause.BUSY) -> Up:
     request, epoch = seq
-    message = Refused(request=request, epoch=epoch, reason=reason, retryable=retryable)
+    message = Refused(request=request, epoch=epoch, reason=reason, cause=cause)
     return Up(gateway=gateway, message=message)
 
 

@@ -11,6 +11,7 @@ from transport.base import Offer, StreamId
 from workers import answers
 from workers.absent import Absent
 from workers.api.messages import (
+    Cause,
     DownMessage,
     Feed,
     Load,
@@ -108,6 +109,8 @@ class Worker:
                 self._hold_if_done(leg, result.computed.get(seq, 0), now)
                 out += self._runner.aim(leg)
         out += self._handover.computed(result.computed)
+        for seq, reason in result.lost:
+            out += self._close(self._legs[seq], now, refusal=reason, cause=Cause.GRAMMAR)
         if self._inbox:
             inbox, self._inbox = self._inbox, []
             for call in inbox:
@@ -228,7 +231,7 @@ class Worker:
             return self._refusal(seq)
         senseless = self._senseless(start)
         if senseless is not None:
-            return self._refuse(start, now, senseless, retryable=False)
+            return self._refuse(start, now, senseless, cause=Cause.SENSELESS)
         if self._draining:
             return self._refuse(start, now, f"{self.name} is draining")
         if sum(leg.takes_slot for leg in self._legs.values()) >= self._slots:
@@ -238,7 +241,7 @@ class Worker:
         except NoRoom as full:
             return self._refuse(start, now, str(full))
         except GrammarRefused as error:
-            return self._refuse(start, now, str(error), retryable=False)
+            return self._refuse(start, now, str(error), cause=Cause.GRAMMAR)
         out = self._runner.aim(leg) + self._handover.started(leg)
         return out + self._unpark(seq, now)
 
@@ -273,10 +276,10 @@ class Worker:
         return out
 
     def _refuse(
-        self, start: Start, now: float, reason: str, *, retryable: bool = True
+        self, start: Start, now: float, reason: str, *, cause: Cause = Cause.BUSY
     ) -> list[Output]:
         seq = SeqId(start.request, start.epoch)
-        self._absent.bury(seq, now, start.gateway, refusal=reason, retryable=retryable)
+        self._absent.bury(seq, now, start.gateway, refusal=reason, cause=cause)
         return self._refusal(seq) + self._unpark(seq, now)
 
     def _refusal(self, seq: SeqId) -> list[Output]:
@@ -284,7 +287,7 @@ class Worker:
         stone = self._absent.tombstone(seq)
         if stone is None or stone.refusal is None:
             return []
-        return [answers.refused(stone.gateway, seq, stone.refusal, retryable=stone.retryable)]
+        return [answers.refused(stone.gateway, seq, stone.refusal, cause=stone.cause)]
 
     def _stop(self, stop: Stop, now: float) -> list[Output]:
         seq = SeqId(stop.request, stop.epoch)
@@ -294,11 +297,18 @@ class Worker:
         self._absent.bury(seq, now, None)
         return self._unpark(seq, now)
 
-    def _close(self, leg: Leg, now: float, *, refusal: str | None = None) -> list[Output]:
+    def _close(
+        self,
+        leg: Leg,
+        now: float,
+        *,
+        refusal: str | None = None,
+        cause: Cause = Cause.BUSY,
+    ) -> list[Output]:
         """Free all that a leg holds. `refusal`: what to tell its gateway, if it does not know."""
         self._runner.close(leg)
         self._holds.pop(leg.seq, None)
-        self._absent.bury(leg.seq, now, leg.gateway, refusal=refusal)
+        self._absent.bury(leg.seq, now, leg.gateway, refusal=refusal, cause=cause)
         out = self._refusal(leg.seq)
         return out + self._handover.closed(leg, refusal or "the source was stopped")
 

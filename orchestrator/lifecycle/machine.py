@@ -38,6 +38,7 @@ from orchestrator.state.views import WorkerView, World
 from workers.api.messages import (
     MAIN,
     PREFILL,
+    Cause,
     KVFailed,
     KVStats,
     Landed,
@@ -52,6 +53,8 @@ from workers.api.messages import (
 # A dead leg that still speaks is stopped again, at most this often.
 STOP_AGAIN_S = 1.0
 TOMBSTONES = 4096
+# Refusals that no other worker would think better of, and what they are to the client.
+_HOPELESS = {Cause.SENSELESS: Failure.TOO_LONG, Cause.GRAMMAR: Failure.GRAMMAR}
 # So many entries of the heap of deadlines may be out of date, besides one for every request.
 STALE_DUES = 64
 # A feed repeats this many tokens that the leg has not confirmed: a feed that was lost, or overtaken
@@ -382,8 +385,9 @@ class Machine:
         req.excluded.add(leg.worker)
         req.refused = True
         self.ctx.stop_leg(req, leg)
-        if not message.retryable:
-            fail(self.ctx, req, Failure.TOO_LONG, message.reason)
+        hopeless = _HOPELESS.get(message.cause)
+        if hopeless is not None:
+            fail(self.ctx, req, hopeless, message.reason)
 
     def _kv_failed(self, req: Request, leg: Leg, message: KVFailed, now: float) -> None:
         if leg.source != message.source or leg.landed:

@@ -20,6 +20,7 @@ class Failure(StrEnum):
     OVERLOADED = "overloaded"  # 503 with Retry-After: no capacity, the queue is full
     UNAVAILABLE = "unavailable"  # 503 with Retry-After: no live worker can serve it
     TOO_LONG = "too_long"  # 400: prompt and output do not fit any worker
+    GRAMMAR = "grammar"  # 400: the engines cannot keep to the answer's grammar
     TIMED_OUT = "timed_out"  # 504: a deadline passed and nothing was left to try
     INTERNAL = "internal"  # 500
 

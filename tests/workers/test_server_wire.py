@@ -4,6 +4,7 @@ import orjson
 import pytest
 
 from workers.api.messages import (
+    Cause,
     Feed,
     KVFailed,
     KVStats,
@@ -63,7 +64,7 @@ MESSAGES = [
     ),
     Landed(request="r", epoch=1, covered=0),
     Paused(request="r", epoch=1, seq=1, at=3),
-    Refused(request="r", epoch=1, reason="full", retryable=False),
+    Refused(request="r", epoch=1, reason="full", cause=Cause.GRAMMAR),
     KVFailed(request="r", epoch=2, source=1, reason="cut"),
     KVStats(request="r", epoch=2, bytes_raw=9, bytes_wire=6, transfer_s=0.5),
     Load(

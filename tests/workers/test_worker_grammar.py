@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from llguidance import LLParserLimits
 from tokenizers import Tokenizer
 
 from tests.workers.worker_rig import END, LIMIT, MODEL, PROMPT, Rig, continuation, feed, start
-from workers.api.messages import Refused, Role, Sampling
+from workers.api.messages import Cause, Refused, Role, Sampling, TokenRun
 from workers.engines.models import DEFAULT_MODEL, resolve_model
 
 SCHEMA = {
@@ -79,8 +80,31 @@ def test_a_worker_that_takes_no_grammars_says_so_and_holds_nothing() -> None:
     rig = Rig()
     (refused,) = rig.send(start(Role.PREFILL, sampling=under(1)))
     assert isinstance(refused, Refused)
-    assert not refused.retryable
+    assert refused.cause is Cause.GRAMMAR
     assert "grammar" in refused.reason
+    assert rig.worker.idle
+    assert rig.engine.kv_held_tokens() == 0
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.MAIN])
+def test_a_grammar_that_runs_into_its_limits_ends_the_leg_and_says_so(
+    tokenizer: Path, role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never as if the text had ended: what there is of it is no object yet."""
+    whole = said(tokenizer, 3)
+    monkeypatch.setattr("workers.engines.grammar.LIMITS", LLParserLimits(max_lexer_states=40))
+    rig = Rig(model=SIZED, tokenizer=tokenizer)
+    law = whole[:12] if role is Role.PREFILL else whole[:1]
+    reserve = len(PROMPT) + LONG
+    rig.send(start(role, law_ids=law, limit=LONG, sampling=under(3), reserve=reserve))
+    if role is Role.MAIN:
+        rig.land()
+    *before, refused = rig.run()
+    told = sum((run.ids for run in before if isinstance(run, TokenRun)), ())
+    assert told == (whole[1:4] if role is Role.MAIN else ())
+    assert isinstance(refused, Refused)
+    assert refused.cause is Cause.GRAMMAR
+    assert "too many states" in refused.reason
     assert rig.worker.idle
     assert rig.engine.kv_held_tokens() == 0
 
@@ -89,4 +113,4 @@ def test_a_bias_on_what_is_no_token_is_refused() -> None:
     biased = Sampling(logit_bias=((MODEL.vocab_size, 1.0),))
     (refused,) = Rig().send(start(Role.PREFILL, limit=LIMIT, sampling=biased))
     assert isinstance(refused, Refused)
-    assert not refused.retryable
+    assert refused.cause is Cause.SENSELESS

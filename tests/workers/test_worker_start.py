@@ -16,13 +16,13 @@ from tests.workers.worker_rig import (
     start,
     stop,
 )
-from workers.api.messages import Feed, KVFailed, Landed, Paused, Refused, Role, TokenRun
+from workers.api.messages import Cause, Feed, KVFailed, Landed, Paused, Refused, Role, TokenRun
 from workers.engines.base import SeqId
 from workers.outputs import CloseStream, OpenStream
 
 
-def refused(reason: str, *, epoch: int = 2, retryable: bool = True) -> Refused:
-    return Refused(request="r", epoch=epoch, reason=reason, retryable=retryable)
+def refused(reason: str, *, epoch: int = 2, cause: Cause = Cause.BUSY) -> Refused:
+    return Refused(request="r", epoch=epoch, reason=reason, cause=cause)
 
 
 def test_a_prefill_samples_once_and_then_holds() -> None:
@@ -209,7 +209,7 @@ def test_what_no_worker_could_take_is_refused_for_good(
     changes: dict[str, object], reason: str
 ) -> None:
     rig = Rig()
-    assert rig.send(start(**changes)) == [refused(reason, retryable=False)]
+    assert rig.send(start(**changes)) == [refused(reason, cause=Cause.SENSELESS)]
     assert rig.worker.idle
 
 

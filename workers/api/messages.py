@@ -205,14 +205,22 @@ class Paused:
     at: int
 
 
+class Cause(StrEnum):
+    """Why a worker refuses a leg, which says what may be tried instead."""
+
+    BUSY = "busy"  # another worker may take it, or this one later
+    SENSELESS = "senseless"  # no worker takes such a leg
+    GRAMMAR = "grammar"  # the engines cannot keep to it, or cannot any further
+
+
 @record
 class Refused:
-    """The worker cannot take the leg; it holds nothing for it."""
+    """The worker cannot take the leg, or cannot go on with it; it holds nothing for it."""
 
     request: str
     epoch: int
     reason: str
-    retryable: bool = True  # False: no other worker would take it either
+    cause: Cause = Cause.BUSY
 
 
 @record

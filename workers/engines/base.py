@@ -40,6 +40,10 @@ class GrammarRefused(Exception):
     """The engine cannot keep to the grammar that a sequence asks for; one line for people."""
 
 
+class GrammarLost(Exception):
+    """A sequence's grammar cannot be followed any further; one line for people."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSpec:
     """What a sequence needs for its whole life.
@@ -84,11 +88,15 @@ class Sample(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What a step did: samples, and the new `computed` of every sequence it worked on."""
+    """What a step did: samples, and the new `computed` of every sequence it worked on.
+
+    `lost`: sequences that would have sampled and never can, each with the reason.
+    """
 
     samples: tuple[Sample, ...]
     computed: dict[SeqId, int]
     prefill_tokens: int  # tokens computed beyond the one per sequence that decode computes
+    lost: tuple[tuple[SeqId, str], ...] = ()
 
 
 class Step(Protocol):
@@ -162,7 +170,7 @@ class Engine(Protocol):
         """Choose the next batch; None when no sequence has work."""
 
     def finish(self, step: Step) -> StepResult:
-        """Compute the batch."""
+        """Compute the batch. A sequence that it lost is only to be closed."""
 
     def kv_free_tokens(self) -> int:
         """Tokens that could be reserved now, evictable cache included."""

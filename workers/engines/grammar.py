@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from workers.engines.base import GrammarRefused
+from workers.engines.base import GrammarLost, GrammarRefused
 
 _KEPT = 64  # compiled grammars; clients repeat theirs
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
@@ -36,27 +36,37 @@ class Constraint:
     def allowed(self, outputs: Sequence[int], start: int) -> np.ndarray:
         """Which ids may come next, [vocab] bool, never none; `outputs[start:]` are the output ids.
 
-        Where the grammar is at its end, or cannot be followed any further (its limits), the
-        text ends: only the stop ids are left.
+        Where the grammar is at its end the text ends: only the stop ids are left. Raises
+        GrammarLost where it cannot be followed any further: a limit, or no token fits.
         """
         ended = self._follow(outputs, start + self._followed)
         if not ended and not self._matcher.is_stopped():
             words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
             mask = np.unpackbits(words, count=self._vocab_size, bitorder="little").view(bool)
-            if mask.any():
+            # In error it allows the end, as if the text were one.
+            if mask.any() and not self._matcher.is_error():
                 return mask
+        if self._matcher.is_error() or not (ended or self._matcher.is_accepting()):
+            raise GrammarLost(self._why_lost())
         mask = np.zeros(self._vocab_size, dtype=bool)
         mask[self._stop_ids] = True
         return mask
 
-    def _follow(self, ids: Sequence[int], start: int) -> bool:
-        """Take in `ids[start:]` up to a stop id; True: there was one, or what does not fit.
+    def _why_lost(self) -> str:
+        told = self._matcher.get_error().split("\n")[0] or "no token fits"
+        return f"the grammar cannot be followed after {self._followed} tokens: {told}"
 
-        The matcher never sees a stop id: it could not be rolled back over one.
+    def _follow(self, ids: Sequence[int], start: int) -> bool:
+        """Take in `ids[start:]` up to a stop id; True: there was one.
+
+        The matcher never sees a stop id: it could not be rolled back over one. A token that it
+        does not take is an error of its own from then on.
         """
         for at in range(start, len(ids)):
-            if ids[at] in self._stop_ids or not self._matcher.consume_token(ids[at]):
+            if ids[at] in self._stop_ids:
                 return True
+            if not self._matcher.consume_token(ids[at]):
+                return False
             self._followed += 1
         return False
 

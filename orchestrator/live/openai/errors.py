@@ -57,15 +57,19 @@ class ApiError(Exception):
 
 
 class _Border(NamedTuple):
+    """What a failure is to a client. `param`: the field that it is about."""
+
     status: int
     kind: str
     code: str
+    param: str | None = None
 
 
 FAILURES: dict[Failure, _Border] = {
     Failure.OVERLOADED: _Border(503, SERVER, "overloaded"),
     Failure.UNAVAILABLE: _Border(503, SERVER, "unavailable"),
     Failure.TOO_LONG: _Border(400, INVALID, "context_length_exceeded"),
+    Failure.GRAMMAR: _Border(400, INVALID, "grammar_refused", "response_format"),
     Failure.TIMED_OUT: _Border(504, SERVER, "timed_out"),
     Failure.INTERNAL: _Border(500, SERVER, "internal_error"),
 }
@@ -78,10 +82,12 @@ def from_fail(fail: Fail) -> ApiError:
     retry_after_s = fail.retry_after_s
     if border.status == 503 and retry_after_s is None:
         retry_after_s = DEFAULT_RETRY_AFTER_S
+    message = scrub(fail.message)
     return ApiError(
         border.status,
-        scrub(fail.message),
+        message if border.param is None else f"{border.param}: {message}",
         kind=border.kind,
+        param=border.param,
         code=border.code,
         retry_after_s=retry_after_s,
     )

@@ -25,6 +25,7 @@ from orchestrator.state.events import (
 from orchestrator.virtual.gateway import IdWatch
 from workers.api.history import EMPTY_HISTORY, extend_history
 from workers.api.messages import (
+    Cause,
     Feed,
     KVFailed,
     Landed,
@@ -229,8 +230,8 @@ class MachineRig:
     def paused(self, epoch: int, seq: int, at: int) -> list[Action]:
         return self.say(epoch, Paused(request=self.name, epoch=epoch, seq=seq, at=at))
 
-    def refused(self, epoch: int, *, retryable: bool = True) -> list[Action]:
-        message = Refused(request=self.name, epoch=epoch, reason="full", retryable=retryable)
+    def refused(self, epoch: int, *, cause: Cause = Cause.BUSY) -> list[Action]:
+        message = Refused(request=self.name, epoch=epoch, reason="full", cause=cause)
         return self.say(epoch, message)
 
     def kv_failed(self, epoch: int, source: int, *, worker: str | None = None) -> list[Action]:

@@ -21,7 +21,16 @@ from orchestrator.state.events import (
 )
 from tests.orchestrator.lifecycle.machine_rig import SPARES, M, MachineRig, P, R, worker_up
 from workers.api.history import EMPTY_HISTORY, extend_history
-from workers.api.messages import KVFailed, KVStats, Landed, LinkLoad, Paused, Refused, TokenRun
+from workers.api.messages import (
+    Cause,
+    KVFailed,
+    KVStats,
+    Landed,
+    LinkLoad,
+    Paused,
+    Refused,
+    TokenRun,
+)
 
 DEADLINES = Deadlines(
     queue=7.0, prefill=11.0, kv=9.0, first_token=3.0, silence=5.0, resync=0.5, cut=2.0, request=40.0
@@ -192,9 +201,8 @@ class Scribbler:
         found = self.leg(ch)
         if found is not None:
             req, leg = found
-            message = Refused(
-                request=req.name, epoch=leg.epoch, reason="full", retryable=ch.b % 9 > 0
-            )
+            cause = (Cause.SENSELESS, Cause.GRAMMAR, *(7 * (Cause.BUSY,)))[ch.b % 9]
+            message = Refused(request=req.name, epoch=leg.epoch, reason="full", cause=cause)
             self.rig.hear(leg.worker, message)
 
     def kv_failed(self, ch: Choices) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from orchestrator.lifecycle.machine import FEED_OVERLAP
 from orchestrator.lifecycle.phases import Phase
 from orchestrator.lifecycle.request import PARKED_RUNS
@@ -25,7 +27,7 @@ from tests.orchestrator.lifecycle.machine_rig import (
     stop,
     stops,
 )
-from workers.api.messages import TokenRun
+from workers.api.messages import Cause, TokenRun
 
 EOT = 2
 
@@ -439,11 +441,17 @@ def test_stop_strings_are_matched_before_pacing(rig: MachineRig) -> None:
     assert rig.seen["a"] == [10, 11, 12]
 
 
-def test_a_refusal_for_good_is_the_clients_mistake(rig: MachineRig) -> None:
+@pytest.mark.parametrize(
+    ("cause", "failure"),
+    [(Cause.SENSELESS, Failure.TOO_LONG), (Cause.GRAMMAR, Failure.GRAMMAR)],
+)
+def test_a_refusal_for_good_is_the_clients_mistake(
+    rig: MachineRig, cause: Cause, failure: Failure
+) -> None:
     rig.arrive()
-    actions = rig.refused(MAIN, retryable=False)
+    actions = rig.refused(MAIN, cause=cause)
     assert isinstance(actions[-1], Fail)
-    assert actions[-1].failure is Failure.TOO_LONG
+    assert actions[-1].failure is failure
     assert stops(actions) == {("p0", PREFILL), ("r0", RELAY), ("m0", MAIN)}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from workers.engines.base import GrammarRefused
+from workers.engines.base import GrammarLost, GrammarRefused
 from workers.engines.grammar import Grammars
 from workers.engines.models import DEFAULT_MODEL, resolve_model
 
@@ -52,6 +52,12 @@ def test_at_its_end_only_the_end_is_left(grammars: Grammars, tokenizer: Tokenize
     constraint = grammars.constraint(COLOURS)
     assert ids(constraint.allowed(red, 0)) == {END}
     assert ids(constraint.allowed([*red, END], 0)) == {END}
+
+
+def test_what_it_does_not_take_is_no_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    constraint = grammars.constraint(COLOURS)
+    with pytest.raises(GrammarLost, match=r"after 1 tokens: .*satisfy"):
+        constraint.allowed(tokenizer.encode("gr!", add_special_tokens=False).ids, 0)
 
 
 @pytest.mark.parametrize("cut", range(12))

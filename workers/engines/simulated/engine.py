@@ -7,7 +7,15 @@ import numpy as np
 
 from workers.api.info import EngineInfo, Part
 from workers.costs import Chunk, Costs
-from workers.engines.base import KVSlice, Sample, SeqId, SequenceSpec, Step, StepResult
+from workers.engines.base import (
+    GrammarLost,
+    KVSlice,
+    Sample,
+    SeqId,
+    SequenceSpec,
+    Step,
+    StepResult,
+)
 from workers.engines.paged.batch import Entry
 from workers.engines.paged.engine import PagedEngine
 from workers.engines.simulated.model import (
@@ -96,6 +104,7 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
         samples: list[Sample] = []
         computed: dict[SeqId, int] = {}
         written: list[tuple[SeqId, int, int]] = []
+        lost: list[tuple[SeqId, str]] = []
         prefill = 0
         with self._lock:
             for entry in step.entries:
@@ -108,12 +117,17 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
                 computed[state.id] = state.computed
                 prefill += entry.count - 1
                 if entry.sample:
-                    samples.append(self._sample(state))
+                    try:
+                        samples.append(self._sample(state))
+                    except GrammarLost as error:
+                        lost.append((state.id, str(error)))
         if self.on_kv is not None:
             for layer in range(self._layers):
                 for seq, start, stop in written:
                     self.on_kv(seq, layer, start, stop)
-        return StepResult(samples=tuple(samples), computed=computed, prefill_tokens=prefill)
+        return StepResult(
+            samples=tuple(samples), computed=computed, prefill_tokens=prefill, lost=tuple(lost)
+        )
 
     def _sample(self, state: SimulatedSequence) -> Sample:
         spec, history, position = state.spec, state.hashes[-1], len(state.tokens)

@@ -9,7 +9,15 @@ import torch
 from transformers import PreTrainedModel
 
 from workers.api.info import EngineInfo, Part
-from workers.engines.base import KVSlice, Sample, SeqId, SequenceSpec, Step, StepResult
+from workers.engines.base import (
+    GrammarLost,
+    KVSlice,
+    Sample,
+    SeqId,
+    SequenceSpec,
+    Step,
+    StepResult,
+)
 from workers.engines.paged.batch import Entry
 from workers.engines.paged.engine import PagedEngine
 from workers.engines.sampler import draw
@@ -112,6 +120,7 @@ class TorchEngine(PagedEngine[TorchSequence]):
     def _finished(self, entries: Sequence[TorchEntry], logits: np.ndarray | None) -> StepResult:
         samples: list[Sample] = []
         computed: dict[SeqId, int] = {}
+        lost: list[tuple[SeqId, str]] = []
         sampled = 0
         for entry in entries:
             state = entry.seq
@@ -122,10 +131,15 @@ class TorchEngine(PagedEngine[TorchSequence]):
             computed[state.id] = state.computed
             if entry.sample:
                 if not state.cancelled:
-                    samples.append(self._sample(state, logits[sampled]))
+                    try:
+                        samples.append(self._sample(state, logits[sampled]))
+                    except GrammarLost as error:
+                        lost.append((state.id, str(error)))
                 sampled += 1
         prefill = sum(e.count - 1 for e in entries) if logits is not None else 0
-        return StepResult(samples=tuple(samples), computed=computed, prefill_tokens=prefill)
+        return StepResult(
+            samples=tuple(samples), computed=computed, prefill_tokens=prefill, lost=tuple(lost)
+        )
 
     def _sample(self, state: TorchSequence, logits: np.ndarray) -> Sample:
         spec, banned, allowed = state.spec, state.banned(), state.allowed()

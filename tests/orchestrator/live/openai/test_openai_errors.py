@@ -1,5 +1,6 @@
 """Every refusal is OpenAI's error object with the right status, and tells no secrets."""
 
+import json
 import socket
 
 import httpx
@@ -287,6 +288,28 @@ def test_an_early_failure_has_its_real_status(gateway, script, failure, status, 
             )
         assert caught.value.status_code == status
         assert caught.value.code == FAILURES[failure].code
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_grammar_that_no_engine_keeps_to_is_told_by_its_field(gateway, script, sse, after):
+    """Before the first byte as a status, after it as an error frame: never as an end."""
+
+    def fail(request: str) -> Fail:
+        return Fail(request=request, failure=Failure.GRAMMAR, message="too many states")
+
+    ids = gateway.service.text('{"a": 1')
+    gateway.service.script = script(ids=ids, fail=fail, fail_after=after)
+    response = gateway.chat(stream=True, response_format={"type": "json_object"})
+    if after == 0:
+        error = error_of(response, 400)
+    else:
+        *chunks, last, done = sse(response.text)
+        assert done == "[DONE]"
+        assert all(c["choices"][0]["finish_reason"] is None for c in map(json.loads, chunks))
+        error = json.loads(last)["error"]
+    assert error["param"] == "response_format"
+    assert error["message"] == "response_format: too many states"
+    assert error["code"] == "grammar_refused"
 
 
 def test_every_failure_has_a_status_and_503_says_when_to_come_again():
