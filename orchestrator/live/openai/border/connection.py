@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -35,6 +36,7 @@ class Connection(HttpToolsProtocol):
     A head that is too large is refused with 431, one that takes too long with 408. While a
     listener follows, what is written and not taken by the client is kept in bounds: beyond
     `BACKLOG_BYTES`, or not taken for as long as the listener's patience, the client is given up.
+    Another protocol that is offered (HTTP/2 by Java's client, with every request) is declined.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -127,9 +129,36 @@ class Connection(HttpToolsProtocol):
             if self._head_timer is None:
                 self._await_head()
             self._head_size += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or _NOT_HTTP)
         if self._in_head and self._head_size > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(_HEAD_TOO_LARGE)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offered:
+            # The parser takes all that follows, the body too, for the other protocol's.
+            head = self._head_without_offer()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+            self._parse(head + data[offered.args[0] :])
+
+    def _head_without_offer(self) -> bytes:
+        """The head just read, in HTTP/1 only. Raises HttpParserError for a tunnel."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise httptools.HttpParserError
+        lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(o for o in value.split(b",") if o.strip().lower() != b"upgrade")
+            if name != b"upgrade":
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -141,22 +170,22 @@ class Connection(HttpToolsProtocol):
         self._fields_size += len(name) + len(value)
         if self._fields_size > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
             self._refusal = _HEAD_TOO_LARGE
-            raise ValueError("head too large")  # ends the parsing; answered by send_400_response
+            raise ValueError("head too large")  # ends the parsing
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # it will be read again
         self._in_head = False
         self._head_size = 0
         self._no_head_due()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._in_head = True
-
-    def send_400_response(self, msg: str) -> None:
-        """What cannot be parsed; `msg` is for logs and tells clients of libraries."""
-        self._refuse(self._refusal or _NOT_HTTP)
 
     def _refuse(self, error: ApiError) -> None:
         if self.cycle is not None and not self.cycle.response_complete:

@@ -87,6 +87,40 @@ def test_what_is_no_http_is_told_so_in_json(gateway):
     assert (status, error["code"], error["type"]) == (400, "invalid_http", "invalid_request_error")
 
 
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("size", [1 << 16, 7])
+def test_another_protocol_that_is_offered_is_declined(gateway, protocol, size):
+    """As Java's client offers HTTP/2: the request is served, its body and the next one too."""
+    asked = request(max_tokens=1)
+    offer = b"Connection: keep-alive, Upgrade\r\nUpgrade: %b\r\n" % protocol
+    raw = asked.replace(b"Host: x\r\n", b"Host: x\r\n" + offer) + asked
+    with dial(gateway) as client:
+        answers = b""
+        for at in range(0, len(raw), size):
+            client.sendall(raw[at : at + size])
+        while answers.count(b'"finish_reason":"length"') < 2:
+            part = client.recv(1 << 16)
+            assert part, answers
+            answers += part
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_close_beside_an_offer_is_kept_to(gateway):
+    with dial(gateway) as client:
+        offer = b"Connection: Upgrade, close\r\nUpgrade: h2c\r\n"
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n")
+        assert everything(client).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
+)
+def test_a_tunnel_or_http_2_at_once_is_refused(gateway, raw):
+    with dial(gateway) as client:
+        client.sendall(raw)
+        assert refusal(everything(client))[0] == 400
+
+
 def test_a_head_that_does_not_end_is_not_waited_for(scripted, serve, monkeypatch):
     monkeypatch.setattr(border, "HEAD_S", 0.1)
     with serve(scripted) as gateway:
