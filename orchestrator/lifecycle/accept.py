@@ -121,6 +121,8 @@ def _accept(ctx: Context, req: Request, leg: Leg, run: TokenRun, skip: int, now:
     logprobs = None if run.logprobs is None else run.logprobs[skip : skip + keep]
     margins = None if run.margins is None else run.margins[skip : skip + keep]
     first = not leg.accepted
+    if first:
+        leg.first_at, leg.first_index = now, start
     req.law.extend(ids, logprobs, margins)
     leg.accepted += len(ids)
     _account(req, leg, start, len(ids), now)

@@ -127,6 +127,7 @@ class Context:
 
     def forget_leg(self, req: Request, leg: Leg) -> None:
         """Take a leg out of the request and the books; legs it was the source of lose it."""
+        leg.ended_at = self.world.now
         req.remove(leg)
         view = self.world.workers.get(leg.worker)
         if view is not None and view.unbook(leg.key):

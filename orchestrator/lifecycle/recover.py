@@ -101,6 +101,7 @@ def _try_route(ctx: Context, req: Request, now: float, *, any_role: bool) -> Ref
 
 def lose_leg(ctx: Context, req: Request, leg: Leg, *, exclude: bool) -> None:
     """A leg has failed: it is charged to its role and replaced by the duties."""
+    leg.lost = True
     req.lost[leg.role] += 1
     req.refused = False
     req.retry_at = None  # all that is missing is looked at anew

@@ -97,6 +97,10 @@ class Leg:
     source: int | None = None
     source_at: float | None = None  # when the KV could begin to move
     landed_at: float | None = None
+    first_at: float | None = None  # its first accepted token, which has this index
+    first_index: int | None = None
+    ended_at: float | None = None
+    lost: bool = False  # it failed, and its role was to be filled anew
     heard_at: float | None = None  # the newest run, also an empty one
     spoke_at: float | None = None  # the newest run with tokens of its own
     owes_since: float | None = None  # it has not said since then what it should (see `owes`)
@@ -174,6 +178,7 @@ class Request:
     decision: Decision | None = None
     law: Law = field(default_factory=Law)
     legs: dict[int, Leg] = field(default_factory=dict)
+    past: list[Leg] = field(default_factory=list)  # that have ended, for the request's timeline
     prefill: Leg | None = None  # the live leg with this role; there is never more than one
     relay: Leg | None = None
     main: Leg | None = None
@@ -223,6 +228,7 @@ class Request:
     def remove(self, leg: Leg) -> None:
         """A leg has ended."""
         del self.legs[leg.epoch]
+        self.past.append(leg)
         setattr(self, leg.role, None)
 
     def leg(self, role: Role) -> Leg | None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from orchestrator.lifecycle.machine import Machine
-from orchestrator.lifecycle.request import StopWatch
+from orchestrator.lifecycle.request import Request, StopWatch
+from orchestrator.lifecycle.timeline import Timeline, timeline
 from orchestrator.live.channel import Place, WorkerChannel, close_all
 from orchestrator.live.openai.service import ModelCard, Tokenizer, Told
 from orchestrator.membership.members import Members
@@ -34,8 +35,16 @@ Record = Callable[[float, Event, Sequence[Action]], None]
 class Metrics(Protocol):
     """What the driver reports beside the requests."""
 
-    def load(self, worker: str, site: str, pool: str, load: Load) -> None: ...
-    def forget(self, worker: str) -> None: ...
+    def load(self, site: str, load: Load) -> None: ...
+
+
+class Watcher(Protocol):
+    """Told of each request's end and all that happened in it; None: it was refused as it came.
+
+    `end` None: the client left.
+    """
+
+    def ended(self, told: Timeline | None, end: Finish | Fail | None) -> None: ...
 
 
 class Addresses(Protocol):
@@ -66,6 +75,7 @@ class Driver:
         needed: frozenset[str],
         record: Record | None = None,
         finished: Callable[[Summary], None] = lambda summary: None,
+        watchers: Sequence[Watcher] = (),
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.config = config
@@ -80,7 +90,9 @@ class Driver:
         self._metrics = metrics
         self._record = record
         self._finished = finished
+        self._watchers = watchers
         self._clients: dict[str, Told] = {}
+        self._open: dict[str, Request] = {}  # as the core has them, until their end was told
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
         self._timer_due: float | None = None  # uvloop's handles do not all know their time
@@ -96,11 +108,20 @@ class Driver:
     def submit(self, arrived: Arrived, told: Told) -> None:
         self._clients[arrived.request] = told
         self.tell(arrived)
+        request = self.machine.requests.get(arrived.request)
+        if request is not None:
+            self._open[arrived.request] = request
 
     def leave(self, request: str) -> None:
         """Cancel on every leg what has not ended."""
         if self._clients.pop(request, None) is not None:
             self.tell(ClientGone(request=request))
+            self._ended(request, None)
+
+    def route(self, request: str) -> str | None:
+        """The route that was chosen for an open request."""
+        open_ = self.machine.requests.get(request)
+        return None if open_ is None or open_.decision is None else open_.decision.route
 
     def new_request_id(self) -> str:
         self._ids += 1
@@ -122,13 +143,12 @@ class Driver:
 
     def _worker_status(self, name: str) -> dict[str, Any]:
         member = self.members.by_name[name]
-        state = "draining" if member.draining else "up" if member.hello else "down"
         return {
             "name": name,
             "site": member.site,
             "pool": member.pool,
             "roles": sorted(member.roles),
-            "state": state,
+            "state": member.state,
             "pid": member.hello.pid if member.hello else None,
             "fingerprint": member.hello.fingerprint if member.hello else None,
             "control": self.channels[name].place.control,
@@ -185,7 +205,6 @@ class Driver:
         channel = self.channels.pop(worker, None)
         if channel is not None:
             self._tell_all(self.members.remove(worker))
-            self._metrics.forget(worker)
             await channel.close()
 
     def line(self, site_a: str, site_b: str, rtt_s: float, bytes_per_s: float) -> None:
@@ -211,14 +230,13 @@ class Driver:
             log.info("worker up", extra={"worker": worker, "pid": news.hello.pid})
         elif isinstance(news, Lost):
             log.warning("worker lost", extra={"worker": worker, "reason": news.reason})
-            self._metrics.forget(worker)
         self._tell_all(self.members.learn(worker, news))
 
     def heard(self, worker: str, messages: list[UpMessage]) -> None:
         for message in messages:
             if isinstance(message, Load):
                 member = self.members.by_name[worker]
-                self._metrics.load(worker, member.site, member.pool, message)
+                self._metrics.load(member.site, message)
         self._tell_all(self.members.heard(worker, messages))
 
     # ------------------------------------------------------------ the core
@@ -268,7 +286,14 @@ class Driver:
             return
         if not isinstance(action, Emit):
             del self._clients[action.request]
+            self._ended(action.request, action)
         client(action)
+
+    def _ended(self, name: str, end: Finish | Fail | None) -> None:
+        request = self._open.pop(name, None)
+        told = None if request is None else timeline(request, self._loop.time())
+        for watcher in self._watchers:
+            watcher.ended(told, end)
 
     def _send(self, action: Send) -> None:
         worker, message = action.worker, action.message

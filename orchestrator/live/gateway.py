@@ -113,7 +113,7 @@ class Gateway:
         replanner: Replanner | None = None,
         tls: TlsContexts | None = None,
     ) -> None:
-        metrics = Metrics(CollectorRegistry())
+        metrics = Metrics(CollectorRegistry(), card.name)
         vocabulary = Vocabulary(tokenizer, card.stop_ids)
         self.driver = Driver(
             core_config(topology, new_gateway_name()),
@@ -122,14 +122,15 @@ class Gateway:
             stop_watch=lambda stops: StopWatch(vocabulary, stops),
             addresses=directory,
             secret=secret,
-            metrics=metrics.workers,
+            metrics=metrics,
             needed=expected_workers(topology),
             record=record,
+            watchers=(metrics,),
             finished=(lambda summary: None) if replanner is None else replanner.ended,
             tls=None if tls is None else tls.client,
         )
-        core = self.driver.machine.ctx
-        metrics.watch_core(core.counts, core.world)
+        aliases = topology.metrics.vllm_aliases
+        metrics.watch(self.driver.machine, self.driver.members, vllm_aliases=aliases)
         for link in topology.links:
             a, b = link.between
             self.driver.line(a, b, 2 * link.delay_s, link.rate_bytes_per_s)

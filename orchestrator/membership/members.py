@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from orchestrator.membership.reach import CameUp, Lost, News
 from orchestrator.membership.reports import Hello
@@ -18,6 +19,14 @@ from orchestrator.state.events import (
 from workers.api.messages import DownMessage, Load, Role, Stop, UpMessage
 
 
+class MemberState(StrEnum):
+    """Whether legs can go to a worker."""
+
+    UP = "up"
+    DRAINING = "draining"  # those it has go on
+    DOWN = "down"  # not reached
+
+
 @dataclass(slots=True)
 class Member:
     """A worker of the deployment. `load` is its last account of itself, while it is up.
@@ -31,6 +40,12 @@ class Member:
     hello: Hello | None = None  # None: not up
     load: Load | None = None
     draining: bool = False
+
+    @property
+    def state(self) -> MemberState:
+        if self.hello is None:
+            return MemberState.DOWN
+        return MemberState.DRAINING if self.draining else MemberState.UP
 
 
 class Members:

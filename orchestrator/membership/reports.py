@@ -68,6 +68,7 @@ class Hello:
     max_context: int
     kv_total_tokens: int
     kv_bytes_per_token: int
+    block_size: int = 1  # tokens of one KV block
     fingerprint: dict[str, Any] | None = None
 
 
@@ -83,11 +84,13 @@ def read_hello(body: Any) -> Hello:
             max_context=info["max_context"],
             kv_total_tokens=info["kv_total_tokens"],
             kv_bytes_per_token=body["kv_bytes_per_token"],
+            block_size=info.get("block_size", 1),
             fingerprint=info.get("fingerprint"),
         )
     except (KeyError, TypeError) as error:
         raise WireError(f"not a hello: {type(error).__name__} {error}") from error
-    numbers = (hello.pid, hello.slots, hello.max_context, hello.kv_total_tokens)
+    sizes = (hello.max_context, hello.kv_total_tokens, hello.block_size)
+    numbers = (hello.pid, hello.slots, *sizes)
     if not all(type(n) is int and n > 0 for n in (*numbers, hello.kv_bytes_per_token)):
         raise WireError("not a hello: its numbers must be whole and above 0")
     if type(hello.incarnation) is not str or not hello.incarnation:

@@ -1,23 +1,60 @@
-"""What the pure core counts, read when Prometheus asks."""
+"""What the core and the deployment's members say of themselves, read when Prometheus asks."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from orchestrator.lifecycle.machine import Machine
+from orchestrator.membership.members import Members, MemberState
 
 
-class CoreEvents:
-    """A collector over the core's own counts: `pdd_core_events_total{event="main_lost"}`.
+class CoreState:
+    """A collector: requests, legs and workers as they are now, and the core's own counts.
 
-    The names are those that the core's code writes, so there are only so many.
+    The counts' names are those that the core's code writes, so there are only so many.
     """
 
-    def __init__(self, counts: Mapping[str, int]) -> None:
-        self._counts = counts
+    def __init__(self, machine: Machine, members: Members, model: str) -> None:
+        self._machine, self._members, self._model = machine, members, model
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        yield from (self._events(), *self._requests(), self._legs(), self._workers())
+
+    def _events(self) -> CounterMetricFamily:
         family = CounterMetricFamily(
             "pdd_core_events", "Losses, late legs, cuts and repairs", labels=("event",)
         )
-        for event, count in sorted(self._counts.items()):
+        for event, count in sorted(self._machine.ctx.counts.items()):
             family.add_metric((event,), count)
-        yield family
+        return family
+
+    def _requests(self) -> Iterator[GaugeMetricFamily]:
+        for name, what, count in (
+            ("open", "Requests that have not ended", len(self._machine.requests)),
+            ("queued", "Of them, those that wait for a place", self._machine.queued),
+        ):
+            family = GaugeMetricFamily(f"pdd_requests_{name}", what, labels=("model",))
+            family.add_metric((self._model,), count)
+            yield family
+
+    def _legs(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily("pdd_legs", "Legs now, by role", labels=("site", "role"))
+        workers = self._machine.ctx.world.workers.values()
+        counted = dict.fromkeys(((w.site, role) for w in workers for role in w.roles), 0)
+        for site, leg in ((w.site, leg) for w in workers for leg in w.bookings.values()):
+            counted[site, leg.role] = counted.get((site, leg.role), 0) + 1
+        for (site, role), count in sorted(counted.items()):
+            family.add_metric((site, role), count)
+        return family
+
+    def _workers(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(
+            "pdd_workers", "Workers of the deployment, by state", labels=("site", "state")
+        )
+        counted = Counter((m.site, m.state) for m in self._members.by_name.values())
+        sites = {site for site, _ in counted}
+        for site in sorted(sites):
+            for state in MemberState:
+                family.add_metric((site, state), counted[site, state])
+        return family

@@ -1,109 +1,199 @@
-"""Request metrics, as the client sees them: set by the HTTP surface, one meter per choice."""
+"""Request metrics, as the client sees them: set by the HTTP surface, one meter per choice.
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+Definitions as vLLM's `benchmark_serving` has them: TTFT is arrival to first token, ITL one gap
+between tokens, TPOT the mean of a request's gaps, end to end arrival to the last token. Ours
+besides: the exposed stall is by how much the second token is later than a later one would be,
+(second - first) - (last - second) / (tokens - 2), never below 0.
+"""
 
-from orchestrator.metrics.tally import TokenGaps
-from orchestrator.state.actions import Emit, Fail, Finish, Summary
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from orchestrator.metrics.tally import Tallies, Tally
+from orchestrator.state.actions import Emit, Fail, Finish, FinishReason
 
 LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 CANCELLED = "cancelled"
-NO_ROUTE = "none"  # the request ended without an account
+NO_ROUTE = "none"  # the request ended before it had one
+LABELS = ("model", "route")
+
+RouteOf = Callable[[], str | None]  # a request's route, as far as it has one
 
 
 class RequestMetrics:
-    """All request metrics in one registry."""
+    """What clients felt, by model and route, in one registry."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def seconds(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"pdd_{name}_seconds", what, buckets=buckets, registry=registry)
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        def histogram(name: str, what: str, bounds: tuple[float, ...]) -> Tallies:
+            made = Tallies(f"pdd_{name}", what, bounds, LABELS)
+            registry.register(made)
+            return made
 
         def counter(name: str, what: str, *labels: str) -> Counter:
-            return Counter(f"pdd_{name}_total", what, labels, registry=registry)
+            return Counter(f"pdd_{name}_total", what, ("model", *labels), registry=registry)
 
-        self.ttft = seconds("ttft", "Arrival to first token, queueing included", LONG_S)
-        self.itl = TokenGaps("pdd_itl_seconds", "One gap between tokens; 0 within a group", SHORT_S)
-        registry.register(self.itl)
-        self.e2e = seconds("e2e", "Arrival to the end of a finished request", LONG_S)
-        self.queue = seconds("queue", "Waiting for a place", LONG_S)
-        self.prefill = seconds("prefill", "Prefill started to first token", LONG_S)
-        self.kv_transfer = seconds("kv_transfer", "First token to KV landed at main", LONG_S)
-        self.relay = seconds("relay", "The relay's first to last token", LONG_S)
-        self.handoff_gap = seconds("handoff_gap", "Wait at the handoff beyond one step", SHORT_S)
-        self.requests = counter("requests", "Requests ended", "route", "outcome")
-        tokens = counter("tokens", "Tokens in and out", "kind")
-        self.prompt_tokens = tokens.labels("prompt")
-        self.completion_tokens = tokens.labels("completion")
-        self.relay_tokens = counter("relay_tokens", "Tokens that a relay decoded")
-        self.handoffs = counter("handoffs", "Requests that main took over from a relay")
-        self.recoveries = counter("recoveries", "Legs lost or failed and replaced")
-        kv_bytes = counter("kv_bytes", "KV moved, before and after coding", "kind")
-        self.kv_bytes_raw = kv_bytes.labels("raw")
-        self.kv_bytes_wire = kv_bytes.labels("wire")
+        self.model = model
+        self.ttft = histogram("ttft_seconds", "Arrival to first token, queueing included", LONG_S)
+        self.itl = histogram("itl_seconds", "One gap between tokens; 0 within a group", SHORT_S)
+        self.tpot = histogram("tpot_seconds", "Mean gap between a request's tokens", SHORT_S)
+        self.second_token = histogram("second_token_seconds", "Arrival to second token", LONG_S)
+        self.exposed_stall = histogram(
+            "exposed_stall_seconds", "Wait for the second token beyond that for a later one", LONG_S
+        )
+        self.e2e = histogram("e2e_seconds", "Arrival to the end of a finished request", LONG_S)
+        self.decode = histogram("decode_seconds", "First to last token", LONG_S)
+        self.prompt_size = histogram("prompt_tokens", "Tokens of a prompt", TOKENS)
+        self.output_size = histogram("output_tokens", "Tokens of an answer", TOKENS)
+        self.finished = dict.fromkeys(FinishReason, 0)
+        self._requests = counter("requests", "Requests ended", "route", "outcome")
+        self._failures = counter("request_failures", "Requests that failed", "route", "cause")
+        self.tokens = Tokens(model)
+        registry.register(self.tokens)
 
-    def arrived(self, prompt_tokens: int, now: float) -> "RequestMeter":
+    def arrived(self, prompt_tokens: int, now: float, route: RouteOf) -> "RequestMeter":
         """A request begins. `now`: seconds on any monotonic clock, the same for its meter."""
-        self.prompt_tokens.inc(prompt_tokens)
-        return RequestMeter(self, now)
+        meter = RequestMeter(self, prompt_tokens, now, route)
+        self.tokens.prompt += prompt_tokens
+        self.tokens.open.add(meter)
+        return meter
+
+    def ended(self, meter: "RequestMeter", route: str, outcome: str, *, failed: bool) -> None:
+        """Count a request's end, however it came."""
+        self.tokens.completion += meter.tokens
+        self.tokens.open.discard(meter)
+        self._requests.labels(self.model, route, outcome).inc()
+        if failed:
+            self._failures.labels(self.model, route, outcome).inc()
+
+
+class Tokens(Collector):
+    """Tokens in and out; those of requests that are still open are counted when somebody asks."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self.prompt = self.completion = 0
+        self.open: set[RequestMeter] = set()
+
+    @property
+    def told(self) -> int:
+        """Tokens out."""
+        return self.completion + sum(meter.tokens for meter in self.open)
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        family = CounterMetricFamily("pdd_tokens", "Tokens in and out", labels=("model", "kind"))
+        family.add_metric((self._model, "prompt"), self.prompt)
+        family.add_metric((self._model, "completion"), self.told)
+        yield family
 
 
 class RequestMeter:
-    """One request's watch. It must be told of every action, or at last `gone`."""
+    """One request's watch. It must be told of every action, or at last `gone`.
 
-    def __init__(self, metrics: RequestMetrics, now: float) -> None:
+    What comes with every token is two additions; the rest is reckoned once. A request's route may
+    not be known before its end, when all of it comes at once.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_ended",
+        "_first",
+        "_gaps",
+        "_last",
+        "_metrics",
+        "_prompt",
+        "_route",
+        "_route_of",
+        "_second",
+        "tokens",
+    )
+
+    def __init__(
+        self, metrics: RequestMetrics, prompt_tokens: int, now: float, route: RouteOf
+    ) -> None:
         self._metrics = metrics
+        self._prompt = prompt_tokens
         self._arrived = now
-        self._last_token: float | None = None
-        self._tokens_seen = 0
+        self._route_of = route
+        self._route: str | None = None
+        self._gaps: Tally | None = None
+        self._first: float | None = None
+        self._second: float | None = None
+        self._last = now
+        self.tokens = 0
         self._ended = False
 
     def saw(self, action: Emit | Finish | Fail, now: float) -> None:
         """Count one action."""
         if isinstance(action, Emit):
-            self._tokens(len(action.ids), now)
+            self._more(len(action.ids), now)
         elif isinstance(action, Finish):
-            self._metrics.e2e.observe(now - self._arrived)
-            self._account(action.summary)
-            self._end(action.summary.route, action.reason)
+            self._metrics.finished[action.reason] += 1
+            self._end(action.summary.route, action.reason, now)
         else:
-            self._end(NO_ROUTE, action.failure)
+            self._end(None, action.failure, now)
 
     def gone(self) -> None:
         """The client left; without effect once the request has ended."""
         if not self._ended:
-            self._end(NO_ROUTE, CANCELLED)
+            self._end(None, CANCELLED, self._last)
 
-    def _tokens(self, count: int, now: float) -> None:
+    def _more(self, count: int, now: float) -> None:
         if count == 0:
             return
-        self._tokens_seen += count
-        if self._last_token is None:
-            self._metrics.ttft.observe(now - self._arrived)
+        gaps = self._gaps
+        if gaps is None:
+            gaps = self._begin(now)
         else:
-            self._metrics.itl.observe(now - self._last_token)
+            gaps.observe(now - self._last)
+            if self._second is None:
+                self._second = now
         for _ in range(count - 1):
-            self._metrics.itl.observe(0.0)
-        self._last_token = now
+            gaps.observe(0.0)
+        if count > 1 and self._second is None:
+            self._second = now
+        self.tokens += count
+        self._last = now
 
-    def _account(self, summary: Summary) -> None:
-        m = self._metrics
-        for histogram, value in (
-            (m.queue, summary.queue_s),
-            (m.prefill, summary.prefill_s),
-            (m.kv_transfer, summary.kv_transfer_s),
-            (m.relay, summary.relay_s),
-            (m.handoff_gap, summary.handoff_gap_s),
-        ):
-            if value is not None:
-                histogram.observe(value)
-        m.relay_tokens.inc(summary.relay_tokens)
-        m.recoveries.inc(summary.recoveries)
-        if summary.handoff_index is not None:
-            m.handoffs.inc()
-        m.kv_bytes_raw.inc(summary.kv_bytes_raw)
-        m.kv_bytes_wire.inc(summary.kv_bytes_wire)
+    def _begin(self, now: float) -> Tally:
+        """The first token has come."""
+        m, self._first = self._metrics, now
+        self._route = self._route_of()
+        if self._route is None:
+            self._gaps = m.itl.fresh()
+        else:
+            self._gaps = m.itl.labels(m.model, self._route)
+            m.ttft.labels(m.model, self._route).observe(now - self._arrived)
+        return self._gaps
 
-    def _end(self, route: str, outcome: str) -> None:
+    def _end(self, told: str | None, outcome: str, now: float) -> None:
         self._ended = True
-        self._metrics.completion_tokens.inc(self._tokens_seen)
-        self._metrics.requests.labels(route, outcome).inc()
+        m, tokens = self._metrics, self.tokens
+        route = self._route or told or self._route_of() or NO_ROUTE
+        if self._route is None and self._gaps is not None and self._first is not None:
+            m.itl.labels(m.model, route).add(self._gaps)
+            m.ttft.labels(m.model, route).observe(self._first - self._arrived)
+        if told is not None:
+            labels = (m.model, route)
+            m.e2e.labels(*labels).observe(now - self._arrived)
+            m.prompt_size.labels(*labels).observe(self._prompt)
+            m.output_size.labels(*labels).observe(tokens)
+        self._pace(route)
+        failed = told is None and outcome != CANCELLED
+        m.ended(self, route, outcome, failed=failed)
+
+    def _pace(self, route: str) -> None:
+        """How fast the tokens came, of a request that has two or more; also of one that failed."""
+        first, second, tokens = self._first, self._second, self.tokens
+        if first is None or second is None:
+            return
+        labels, m = (self._metrics.model, route), self._metrics
+        m.decode.labels(*labels).observe(self._last - first)
+        m.tpot.labels(*labels).observe((self._last - first) / (tokens - 1))
+        m.second_token.labels(*labels).observe(second - self._arrived)
+        later = (self._last - second) / (tokens - 2) if tokens > 2 else 0.0
+        m.exposed_stall.labels(*labels).observe(max(0.0, second - first - later))

@@ -1,50 +1,61 @@
-"""Worker metrics, set from the workers' own Load messages."""
+"""Workers' own accounts of themselves, read when Prometheus asks."""
 
-from prometheus_client import CollectorRegistry, Gauge
+from collections.abc import Callable, Iterator
 
-from orchestrator.metrics.links import KVSent
-from workers.api.messages import Load
+from prometheus_client.core import GaugeMetricFamily
+
+from orchestrator.membership.members import Member, Members
 
 LABELS = ("worker", "site", "pool")
 
+Reading = Callable[[Member], float | None]
 
-class WorkerMetrics:
-    """One gauge per number of a Load message, counters of what the worker sends.
 
-    A number a worker does not know has no sample.
-    """
+def _of_load(field: str) -> Reading:
+    def read(member: Member) -> float | None:
+        value: float | None = getattr(member.load, field, None)
+        return value
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, what: str) -> Gauge:
-            return Gauge(f"pdd_{name}", what, LABELS, registry=registry)
+    return read
 
-        self._gauges = {
-            "running": gauge("running_legs", "Legs that compute or decode"),
-            "prefill_tokens": gauge("prefill_backlog_tokens", "Prompt tokens not yet computed"),
-            "kv_free_tokens": gauge("kv_free_tokens", "Tokens that could be reserved now"),
-            "kv_total_tokens": gauge("kv_capacity_tokens", "Tokens the KV pool holds"),
-            "kv_held_tokens": gauge("kv_held_tokens", "Tokens in blocks that a leg references"),
-            "step_s": gauge("step_seconds", "Seconds per decode step, moving average"),
-            "prefill_tokens_per_s": gauge("prefill_tokens_per_second", "Prefill speed"),
-        }
-        self._kv_sent = KVSent(registry)
-        self._places: dict[str, tuple[str, str]] = {}
 
-    def load(self, worker: str, site: str, pool: str, load: Load) -> None:
-        """Take over one worker's account of itself."""
-        if self._places.get(worker) != (site, pool):
-            self.forget(worker)
-            self._places[worker] = (site, pool)
-        self._kv_sent.load(site, load)
-        for field, gauge in self._gauges.items():
-            value = getattr(load, field)
-            if value is not None:
-                gauge.labels(worker, site, pool).set(value)
+def _blocks(field: str) -> Reading:
+    """Tokens of a Load as whole blocks."""
 
-    def forget(self, worker: str) -> None:
-        """Drop a lost worker's samples; harmless for one that is not known."""
-        place = self._places.pop(worker, None)
-        if place is None:
-            return
-        for gauge in self._gauges.values():
-            gauge.remove_by_labels({"worker": worker})
+    def read(member: Member) -> float | None:
+        if member.load is None or member.hello is None:
+            return None
+        return -(-getattr(member.load, field) // member.hello.block_size)
+
+    return read
+
+
+GAUGES: dict[str, tuple[str, Reading]] = {
+    "running_legs": ("Legs that compute or decode", _of_load("running")),
+    "slots": ("Legs that may run at once", lambda m: m.hello.slots if m.hello else None),
+    "prefill_backlog_tokens": ("Prompt tokens not yet computed", _of_load("prefill_tokens")),
+    "kv_blocks": ("KV blocks of the pool", _blocks("kv_total_tokens")),
+    "kv_blocks_used": ("KV blocks that a leg references", _blocks("kv_held_tokens")),
+    "kv_free_tokens": ("Tokens that could be reserved now", _of_load("kv_free_tokens")),
+    "kv_capacity_tokens": ("Tokens the KV pool holds", _of_load("kv_total_tokens")),
+    "kv_held_tokens": ("Tokens in blocks that a leg references", _of_load("kv_held_tokens")),
+    "step_seconds": ("Seconds per decode step, moving average", _of_load("step_s")),
+    "prefill_tokens_per_second": ("Prefill speed", _of_load("prefill_tokens_per_s")),
+}
+
+
+class WorkerGauges:
+    """A collector: a worker that is not up has no samples, nor has what a worker does not know."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        members = sorted(self._members.by_name.items())
+        for name, (what, read) in GAUGES.items():
+            family = GaugeMetricFamily(f"pdd_{name}", what, labels=LABELS)
+            for worker, member in members:
+                value = read(member)
+                if value is not None:
+                    family.add_metric((worker, member.site, member.pool), value)
+            yield family

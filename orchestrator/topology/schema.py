@@ -272,6 +272,12 @@ class Security(Strict):
     tls: Tls | None = None  # None: traffic between sites is not encrypted
 
 
+class Metrics(Strict):
+    """What `/metrics` shows besides: `vllm_aliases`, the same figures under vLLM's names."""
+
+    vllm_aliases: bool = False
+
+
 class Topology(Strict):
     """Everything a deployment's file says."""
 
@@ -284,6 +290,7 @@ class Topology(Strict):
     plan: PlanSection | None = None
     replan: Replan | None = None  # None: roles stay what they are
     security: Security = Field(default_factory=Security)
+    metrics: Metrics = Field(default_factory=Metrics)
 
     def link(self, a: str, b: str) -> Link | None:
         """The link between two sites, in either order."""

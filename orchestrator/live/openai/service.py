@@ -51,6 +51,9 @@ class Service(Protocol):
     def submit(self, arrived: Arrived, told: Told) -> None:
         """Begin the request; `told` may be called before this returns."""
 
+    def route(self, request: str) -> str | None:
+        """The route that was chosen for it; None: none yet, or it has ended."""
+
     def leave(self, request: str) -> None:
         """Cancel the request on every leg; harmless once it has ended."""
 

@@ -13,7 +13,7 @@ from orchestrator.lifecycle.machine import Machine
 from orchestrator.live.channel import Place
 from orchestrator.live.driver import Driver
 from orchestrator.live.openai.service import ModelCard
-from orchestrator.metrics.workers import WorkerMetrics
+from orchestrator.metrics.exposition import Metrics
 from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish
 from orchestrator.state.config import CoreConfig, Deadlines
 from orchestrator.state.events import Arrived, Event, Route
@@ -58,6 +58,7 @@ class World:
         self.prefill, self.main = prefill, main
         self.registry = CollectorRegistry()
         self.recorded: list[tuple[float, Event, Sequence[Action]]] = []
+        self.metrics = Metrics(self.registry, CARD.name)
         self.driver = Driver(
             CoreConfig(gateway="gw-1", gateway_site="shenzhen", deadlines=deadlines),
             model=CARD,
@@ -65,10 +66,12 @@ class World:
             stop_watch=Watch,
             addresses=Addresses(),
             secret="s3cret",
-            metrics=WorkerMetrics(self.registry),
+            metrics=self.metrics,
+            watchers=(self.metrics,),
             needed=frozenset({PREFILL, MAIN}),
             record=lambda *entry: self.recorded.append(entry),
         )
+        self.metrics.watch(self.driver.machine, self.driver.members)
 
     def join(self, name: str) -> None:
         peer, role = {

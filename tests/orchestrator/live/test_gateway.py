@@ -188,9 +188,13 @@ def test_a_relayed_request_shows_in_its_account_in_metrics_and_in_status() -> No
         assert told["pdd"]["token_ids"] == [10, 11, 12]
         assert (told["pdd"]["route"], told["pdd"]["handoff_index"]) == ("relay", 2)
         scraped = (await w.get("/metrics")).text
-        assert "pdd_handoffs_total 1.0" in scraped
-        assert 'pdd_requests_total{outcome="length",route="relay"} 1.0' in scraped
-        assert "pdd_relay_tokens_total 1.0" in scraped
+        assert 'pdd_handoffs_total{handoff="catch-up",model="smollm2-135m"} 1.0' in scraped
+        assert (
+            'pdd_requests_total{model="smollm2-135m",outcome="length",route="relay"} 1.0' in scraped
+        )
+        assert (
+            'pdd_decoded_tokens_total{model="smollm2-135m",role="relay",site="hami"} 1.0' in scraped
+        )
         assert 'pdd_kv_free_tokens{pool="q",site="shenzhen",worker="shenzhen/q/0"} 2048' in scraped
         status = (await w.get("/status")).json()
         assert status["ready"]
@@ -259,7 +263,10 @@ def test_a_client_that_leaves_without_streaming_frees_every_leg() -> None:
         status = (await w.get("/status")).json()
         assert status["requests"] == {"open": 0, "queued": 0}
         scraped = (await w.get("/metrics")).text
-        assert 'pdd_requests_total{outcome="cancelled",route="none"} 1.0' in scraped
+        assert (
+            'pdd_requests_total{model="smollm2-135m",outcome="cancelled",route="relay"} 1.0'
+            in scraped
+        )
 
     play(scenario)
 

@@ -15,7 +15,7 @@ from orchestrator.live.driver import Driver
 from orchestrator.live.openai.service import ModelCard
 from orchestrator.live.roster import Roster, expected_workers
 from orchestrator.membership.reports import LeaseRefused
-from orchestrator.metrics.workers import WorkerMetrics
+from orchestrator.metrics.exposition import Metrics
 from orchestrator.state.config import CoreConfig
 from orchestrator.topology.schema import Topology
 from tests.orchestrator.live.channel_peer import WAIT_S, eventually
@@ -47,7 +47,7 @@ class World:
             stop_watch=lambda stops: None,
             addresses=Directory(TOPOLOGY, None),
             secret="s",
-            metrics=WorkerMetrics(CollectorRegistry()),
+            metrics=Metrics(CollectorRegistry(), "m"),
             needed=expected_workers(TOPOLOGY),
         )
         deadlines = TOPOLOGY.policy.deadlines.model_copy(update={"lease_s": LEASE_S})

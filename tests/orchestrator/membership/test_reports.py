@@ -60,6 +60,11 @@ def test_a_hello_is_read() -> None:
     )
 
 
+def test_a_hello_tells_how_large_a_block_is() -> None:
+    assert read_hello(HELLO).block_size == 1, "its tokens are counted one by one"
+    assert read_hello(HELLO | {"info": HELLO["info"] | {"block_size": 16}}).block_size == 16
+
+
 def test_a_hello_may_tell_the_models_fingerprint() -> None:
     model = {"layers": 30, "windows": []}
     info = HELLO["info"] | {"fingerprint": model}
@@ -79,6 +84,7 @@ def test_a_hello_may_tell_the_models_fingerprint() -> None:
         (HELLO | {"incarnation": ""}, "must be text"),
         (HELLO | {"incarnation": 7}, "must be text"),
         (HELLO | {"slots": 0}, "whole and above 0"),
+        (HELLO | {"info": HELLO["info"] | {"block_size": 0}}, "whole and above 0"),
         (HELLO | {"kv_bytes_per_token": None}, "whole and above 0"),
     ],
 )

@@ -73,7 +73,10 @@ class Answer(Response):
             for arrived, echo in zip_longest(plan.arrivals, plan.echoes, fillvalue="")
         ]
         now = time.perf_counter()
-        self._meters = [metrics.arrived(len(a.prompt_ids), now) for a in plan.arrivals]
+        self._meters = [
+            metrics.arrived(len(a.prompt_ids), now, partial(service.route, a.request))
+            for a in plan.arrivals
+        ]
         self._pieces: list[list[Piece]] = [[] for _ in plan.arrivals]  # of an answer told whole
         self._open = len(plan.arrivals)  # choices that have not ended
         self._begun: list[str] = []  # requests that were submitted

@@ -122,6 +122,9 @@ class ScriptedService:
     def submit(self, arrived: Arrived, told: Told) -> None:
         self._running[arrived.request] = asyncio.ensure_future(self._play(arrived, told))
 
+    def route(self, request: str) -> str:
+        return Route.RELAY
+
     def leave(self, request: str) -> None:
         self._running[request].cancel()
 
@@ -252,7 +255,7 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 @contextmanager
 def serving(service: ScriptedService, **options: Any) -> Iterator[Gateway]:
     """The application on a real uvicorn server in a thread of its own."""
-    metrics = Metrics(CollectorRegistry())
+    metrics = Metrics(CollectorRegistry(), service.model.name)
     app = create_app(service, metrics=metrics, **options)
     listener = take_port("127.0.0.1", 0)
     made: list[Front] = []

@@ -195,7 +195,7 @@ def test_a_client_that_leaves_cancels(gateway, hold_after, stream):
     assert gateway.service.wait_until(lambda: not gateway.service.open, timeout_s=3.0)
     assert len(gateway.service.cancelled) == running
     scraped = gateway.get("/metrics").text
-    assert 'pdd_requests_total{outcome="cancelled",route="none"}' in scraped
+    assert 'pdd_requests_total{model="smollm2-135m",outcome="cancelled",route="relay"}' in scraped
 
 
 def test_closing_the_openai_client_cancels(gateway):
