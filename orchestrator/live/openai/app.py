@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from orchestrator.live.openai.answer.answer import Answer, Patience
 from orchestrator.live.openai.answer.shapes import ChatShape, CompletionShape
-from orchestrator.live.openai.border.door import Door
+from orchestrator.live.openai.border.door import RATE_HEADERS, Door
 from orchestrator.live.openai.border.guard import Guard
 from orchestrator.live.openai.border.visit import Visits
 from orchestrator.live.openai.errors import ApiError, internal, scrub, unavailable
@@ -39,7 +39,7 @@ BODY_SECONDS = 30.0
 CORS: dict[str, Any] = {
     "allow_methods": ["GET", "POST"],
     "allow_headers": ["*"],
-    "expose_headers": ["x-request-id", "retry-after"],
+    "expose_headers": ["x-request-id", "retry-after", *RATE_HEADERS],
 }
 INLINE_BODY = 32 << 10  # a larger prompt is tokenised in a thread, so that streams go on
 SLOW_WORDS = (b'"tools"', b'"json_schema"')  # so is what becomes a grammar
@@ -125,7 +125,9 @@ def create_app(
         reason = service.ready()
         if reason is None:
             return _json({"status": "ready"})
-        return _json({"status": "not ready", "reason": scrub(reason)}, status=503)
+        response = _json({"status": "not ready", "reason": scrub(reason)}, status=503)
+        response.headers.update(unavailable(reason).headers())
+        return response
 
     async def told_version(request: Request) -> Response:
         return _json({"version": VERSION})

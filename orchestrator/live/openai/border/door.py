@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+REQUESTS, TOKENS = "requests", "tokens"
+TOLD = ("limit", "remaining", "reset")  # of each rate
+RATE_HEADERS = tuple(f"x-ratelimit-{what}-{of}" for of in (REQUESTS, TOKENS) for what in TOLD)
 DEFAULT_TENANT = "default"  # of keys that name none, and of everybody where there are no keys
 
 
@@ -34,6 +37,12 @@ class Bucket:
         self._fill(now)
         self._level -= amount
 
+    def left(self, now: float) -> tuple[int, float]:
+        """What is there, in whole ones, and the seconds until the bucket is full again."""
+        self._fill(now)
+        missing = self.per_minute - self._level
+        return max(0, math.floor(self._level)), missing * 60 / self.per_minute
+
     def _fill(self, now: float) -> None:
         passed = now - self._at
         self._at = now
@@ -57,26 +66,44 @@ class Tenant:
 
     def __init__(self, name: str, rates: Rates) -> None:
         self.name = name
-        self._requests = _bucket(rates.requests_per_minute)
-        self._tokens = _bucket(rates.tokens_per_minute)
+        given = {REQUESTS: rates.requests_per_minute, TOKENS: rates.tokens_per_minute}
+        self._buckets = {of: Bucket(rate) for of, rate in given.items() if rate is not None}
 
     def admit(self, now: float) -> Refused | None:
         """Count a request; None: it may be served."""
-        for of, bucket, least in (("requests", self._requests, 1.0), ("tokens", self._tokens, 1.0)):
-            if bucket is not None and (wait_s := bucket.wait_s(least, now)) > 0:
+        for of, bucket in self._buckets.items():
+            if (wait_s := bucket.wait_s(1.0, now)) > 0:
                 return Refused(of, bucket.per_minute, wait_s)
-        if self._requests is not None:
-            self._requests.use(1, now)
+        self._use(REQUESTS, 1, now)
         return None
 
     def charge(self, tokens: int, now: float) -> None:
         """Count tokens in and out."""
-        if self._tokens is not None:
-            self._tokens.use(tokens, now)
+        self._use(TOKENS, tokens, now)
+
+    def headers(self, now: float) -> list[tuple[bytes, bytes]]:
+        """What is left of each rate, in OpenAI's headers; `reset` is when all of it is there."""
+        told = []
+        for of, bucket in self._buckets.items():
+            remaining, reset_s = bucket.left(now)
+            values = (str(bucket.per_minute), str(remaining), _duration(reset_s))
+            for what, value in zip(TOLD, values, strict=True):
+                told.append((f"x-ratelimit-{what}-{of}".encode(), value.encode()))
+        return told
+
+    def _use(self, of: str, amount: int, now: float) -> None:
+        bucket = self._buckets.get(of)
+        if bucket is not None:
+            bucket.use(amount, now)
 
 
-def _bucket(per_minute: int | None) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute)
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: 250ms, 59s, 6m0s; rounded up."""
+    ms = math.ceil(round(seconds * 1e3, 3))  # of sums that are a hair too large
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, rest = divmod(math.ceil(ms / 1e3), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
 class Door:

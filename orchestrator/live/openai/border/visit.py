@@ -43,7 +43,10 @@ def visit_of(scope: Scope) -> Visit:
 
 
 class Visits:
-    """Gives every request its `Visit`, every answer its x-request-id, every end its log line."""
+    """Gives every request its `Visit`, every answer its x-request-id, every end its log line.
+
+    What counts for a tenant's rates is answered with what is left of them.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -65,7 +68,10 @@ class Visits:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 name = visit.given or visit.request or f"req-{secrets.token_hex(12)}"
-                message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
+                more = [(b"x-request-id", name.encode())]
+                if visit.tenant is not None and scope["method"] == "POST":
+                    more += visit.tenant.headers(time.monotonic())
+                message["headers"] = [*message["headers"], *more]
             await send(message)
 
         try:

@@ -29,6 +29,7 @@ def test_not_ready(gateway):
     gateway.service.not_ready = "waiting for pool memory at 10.0.0.9:7000"
     ready = gateway.get("/ready")
     assert ready.status_code == 503
+    assert ready.headers["retry-after"] == "1"
     assert ready.json()["reason"] == "waiting for pool memory at <address>"
     assert gateway.get("/health").status_code == 200
     response = gateway.chat()

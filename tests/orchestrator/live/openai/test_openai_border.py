@@ -267,6 +267,33 @@ def test_beyond_a_rate_is_429_with_retry_after(scripted, serve, rates, of):
         assert gateway.chat(headers={"authorization": "Bearer other"}).status_code == 200
 
 
+def test_what_is_left_of_the_rates_is_told(scripted, serve):
+    scripted.says("Paris.")
+    rates = {"acme": Rates(requests_per_minute=2, tokens_per_minute=600)}
+    door = Door({"k": "acme", "other": "default"}, rates)
+    with serve(scripted, door=door, cors=("*",)) as gateway:
+        key = {"authorization": "Bearer k", "origin": "https://app.example"}
+        told = gateway.chat(headers=key).headers
+        assert told["x-ratelimit-limit-requests"] == "2"
+        assert told["x-ratelimit-remaining-requests"] == "1"
+        assert told["x-ratelimit-reset-requests"] == "30s"
+        assert told["x-ratelimit-limit-tokens"] == told["x-ratelimit-remaining-tokens"] == "600"
+        assert told["x-ratelimit-reset-tokens"] == "0ms"
+        assert "x-ratelimit-reset-tokens" in told["access-control-expose-headers"]
+        used = len(scripted.arrived[0].prompt_ids) + len(scripted.script.ids)
+        streamed = gateway.chat(headers=key, stream=True).headers
+        assert 0 <= int(streamed["x-ratelimit-remaining-tokens"]) - (600 - used) <= 10
+        refused = gateway.chat(headers=key)
+        assert refused.status_code == 429
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        for others in (
+            gateway.get("/v1/models", headers=key),
+            gateway.chat(headers={"authorization": "Bearer other"}),
+            gateway.chat(headers={"authorization": "Bearer wrong"}),
+        ):
+            assert not [name for name in others.headers if name.startswith("x-ratelimit")]
+
+
 def test_pages_of_named_origins_may_ask(scripted, serve):
     scripted.says("ok")
     door = Door({"k": "default"})

@@ -3,7 +3,14 @@
 import pytest
 
 from orchestrator.errors import UserError
-from orchestrator.live.openai.border.door import DEFAULT_TENANT, Bucket, Door, Rates, Tenant
+from orchestrator.live.openai.border.door import (
+    DEFAULT_TENANT,
+    RATE_HEADERS,
+    Bucket,
+    Door,
+    Rates,
+    Tenant,
+)
 from orchestrator.live.openai.border.keys import read_door
 from orchestrator.live.openai.border.visit import read_trace
 from orchestrator.topology.schema import Security
@@ -39,6 +46,24 @@ def test_a_long_answer_is_told_and_waited_for_afterwards():
     assert refused is not None
     assert (refused.of, refused.wait_s) == ("tokens", 61.0)
     assert tenant.admit(121.0) is None
+
+
+def test_what_is_left_is_told_in_openais_words():
+    tenant = Tenant("t", Rates(requests_per_minute=10, tokens_per_minute=60))
+    tenant.admit(0.0)
+    tenant.charge(180, 0.0)
+    told = dict(tenant.headers(0.25))
+    assert told == {
+        b"x-ratelimit-limit-requests": b"10",
+        b"x-ratelimit-remaining-requests": b"9",
+        b"x-ratelimit-reset-requests": b"6s",
+        b"x-ratelimit-limit-tokens": b"60",
+        b"x-ratelimit-remaining-tokens": b"0",
+        b"x-ratelimit-reset-tokens": b"3m0s",
+    }
+    assert dict(tenant.headers(5.5))[b"x-ratelimit-reset-requests"] == b"500ms"
+    assert set(RATE_HEADERS) == {name.decode() for name in told}
+    assert Tenant("free", Rates()).headers(0.0) == []
 
 
 def test_tenants_have_rates_of_their_own_over_all_their_keys():
