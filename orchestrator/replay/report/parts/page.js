@@ -63,12 +63,23 @@ function verdict() {
 
 function facts() {
   const all = [...data.facts,
-    ["slo", `TTFT ${secs(slo.ttft_s)}, TPOT ${secs(slo.tpot_s)}`],
+    ["slo", `TTFT ${secs(slo.ttft_s)}, TPOT ${secs(slo.tpot_s)}${
+      slo.second_token_s === null ? "" : `, second token ${secs(slo.second_token_s)}`}`],
     ...(data.faults.length ? [["faults", data.faults.map((fault) =>
       `${fault.text}, from ${secs(fault.at_s)} ${fault.until_s === null ? "on" : `to ${secs(fault.until_s)}`}`).join("\n")]] : [])];
   for (const [name, text] of all) {
     at("facts").append(make("dt", { text: name }), make("dd", { text, class: name === "command" ? "code" : "" }));
   }
+}
+
+function decisions() {
+  policies.forEach(({ policy, roles }, i) => {
+    if (!roles.length) return;
+    at("roles").hidden = false;
+    at("decisions").append(
+      make("dt", { style: tint(i) }, make("span", { class: "dot" }), policy),
+      ...roles.map((text) => make("dd", { text })));
+  });
 }
 
 function legend() {
@@ -115,6 +126,7 @@ verdict();
 legend();
 cards();
 summaryTable();
+decisions();
 choice("axis", (chosen) => { state.axis = chosen; drawCdfs(); });
 choice("zoom", (chosen) => { state.zoom = chosen; drawTimeline(); });
 at("request").addEventListener("change", (event) => { state.request = event.target.value; drawTimeline(); });

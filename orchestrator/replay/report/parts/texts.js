@@ -4,7 +4,7 @@ const { slo, timelines } = data;
 const state = { hidden: new Set(), axis: "log", zoom: "start", request: null };
 const METRICS = [
   ["ttft_s", "Time to first token", slo.ttft_s],
-  ["second_token_s", "Second token", null],
+  ["second_token_s", "Second token", slo.second_token_s],
   ["exposed_stall_s", "Exposed stall", null],
   ["tpot_s", "Time per output token", slo.tpot_s],
   ["end_to_end_s", "End to end", null],

@@ -1,6 +1,7 @@
 """The page in a real browser: drawn without a complaint, alone, and what can be pressed works."""
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,23 @@ def test_no_prices_and_one_policy(browser: webdriver.Chrome, tmp_path: Path) -> 
     assert browser.get_log("browser") == []
     assert "there is no cost" in browser.find_element(By.ID, "money-lead").text
     assert len(browser.find_elements(By.CSS_SELECTOR, "#costs figure")) == 1
+
+
+def test_what_was_decided_of_roles_is_told(
+    browser: webdriver.Chrome, usual: str, tmp_path: Path
+) -> None:
+    show(browser, usual)
+    assert not browser.find_element(By.ID, "roles").is_displayed()
+    path = tmp_path / "out.html"
+    lost = f"at 130 s site {EVIL} is lost"
+    runs = [made.run("fixed"), replace(made.run("follows"), roles=(lost, "at 275 s it is back"))]
+    about = About(title="Roles", facts=(), faults=())
+    write_html(path, runs, replace(GOAL, second_token_s=0.5), about)
+    show(browser, path.as_uri())
+    assert browser.get_log("browser") == []
+    told = browser.find_element(By.ID, "decisions").text.splitlines()
+    assert told == ["follows", lost, "at 275 s it is back"]
+    assert "second token 500 ms" in browser.find_element(By.ID, "facts").text
 
 
 def _timeline(browser: webdriver.Chrome) -> WebElement:
