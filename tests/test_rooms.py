@@ -20,6 +20,7 @@ FLOORS = [
     ["workers.api"],
     ["workers.costs"],
     ["workers.kv"],
+    ["workers.tiers"],
     ["workers.engines"],
     ["workers"],
     ["orchestrator.errors"],

@@ -158,7 +158,7 @@ class _Connection(ssl.SSLObject):
                 # Event loops send what is pending, here our alert, only when more is to be read.
                 raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "telling the peer") from error
             raise refused from error
-        if self.known is not None and self.known.isdisjoint(names := _peer_names(self)):
+        if self.known is not None and self.known.isdisjoint(names := peer_names(self)):
             shown = ", ".join(names) or "no name"
             raise self._refuse(f"the peer's certificate is of {shown}, not of a site known here")
 
@@ -178,7 +178,8 @@ class _Connection(ssl.SSLObject):
         return self.refused
 
 
-def _peer_names(connection: ssl.SSLObject) -> list[str]:
+def peer_names(connection: ssl.SSLObject | ssl.SSLSocket) -> list[str]:
+    """The DNS names in the certificate that the other end has shown."""
     shown: Any = (connection.getpeercert() or {}).get("subjectAltName", ())
     return [name for kind, name in shown if kind == "DNS"]
 

@@ -28,8 +28,8 @@ from workers.api.messages import (
     Stop,
     TokenRun,
 )
-from workers.service.config import SECRET_ENV, StartFailed
-from workers.service.process import WorkerProcess, read_config
+from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig, read_config
+from workers.service.process import WorkerProcess
 
 
 @pytest.fixture(scope="module")
@@ -303,5 +303,5 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(start_server, pair):
 def test_a_configuration_that_cannot_work_is_refused(tmp_path, monkeypatch, changes, words):
     monkeypatch.setenv(SECRET_ENV, SECRET)
     with pytest.raises(StartFailed, match=words) as caught:
-        WorkerProcess(read_config(write_config(tmp_path, "broken", **changes))).run()
+        WorkerProcess(read_config(write_config(tmp_path, "broken", **changes), WorkerConfig)).run()
     assert "\n" not in str(caught.value)

@@ -13,8 +13,8 @@ import pytest
 from tests.transport.tls_rig import Rig
 from tests.workers.server_rig import SECRET, Server, wait_until, write_config
 from transport.tls import TlsFiles, site_hostname
-from workers.service.config import SECRET_ENV, StartFailed
-from workers.service.process import WorkerProcess, read_config
+from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig, read_config
+from workers.service.process import WorkerProcess
 
 
 def config(files: TlsFiles) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_files_that_cannot_be_used_stop_the_worker_before_it_loads(rig, tmp_path
     files = rig.files("mars")
     path = write_config(tmp_path, "a", **config(files))
     with pytest.raises(StartFailed) as failed:
-        WorkerProcess(read_config(path)).run()
+        WorkerProcess(read_config(path, WorkerConfig)).run()
     assert str(failed.value) == (
         f"{files.cert}: it is not a certificate for site hami: it needs the DNS name "
         "hami.pdd.internal, it has mars.pdd.internal"

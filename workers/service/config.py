@@ -1,14 +1,20 @@
-"""What a worker process is told when it starts."""
+"""What a process is told when it starts, and how it is read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from transport.tls import TlsFiles
 from workers.api.messages import Role
 
+T = TypeVar("T")
+
 
 class StartFailed(Exception):
-    """The worker cannot start; one line for people, naming the cause."""
+    """The process cannot start; one line for people, naming the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +67,15 @@ class WorkerConfig:
 
 
 SECRET_ENV = "PDD_SECRET"
+
+
+def read_config(path: Path, kind: type[T]) -> T:
+    """A configuration from a JSON file. Raises StartFailed naming the first mistake."""
+    try:
+        return TypeAdapter(kind).validate_json(path.read_bytes())
+    except OSError as error:
+        raise StartFailed(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise StartFailed(f"{path}: {where}: {first['msg']}") from error

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from pydantic import TypeAdapter, ValidationError
 
 from transport.memory import keep_freed_memory
 from transport.tls import TlsContexts, TlsError, load_contexts
@@ -22,7 +21,7 @@ from workers.engines.base import Engine
 from workers.engines.models import ModelError, resolve_model
 from workers.engines.simulated.engine import SimulatedEngine
 from workers.engines.simulated.model import SimulatedModel
-from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig
+from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig, read_config
 from workers.service.front import listen
 from workers.service.logs import log_to
 from workers.service.server import WorkerServer
@@ -181,22 +180,10 @@ def _listen(host: str, port: int) -> socket.socket:
         raise StartFailed(f"port {port} on {host}: {error.strerror}") from error
 
 
-def read_config(path: Path) -> WorkerConfig:
-    """A configuration from a JSON file. Raises StartFailed naming the first mistake."""
-    try:
-        return TypeAdapter(WorkerConfig).validate_json(path.read_bytes())
-    except OSError as error:
-        raise StartFailed(f"{path}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise StartFailed(f"{path}: {where}: {first['msg']}") from error
-
-
 def main() -> int:
     """Run the worker that the file named on the command line describes."""
     try:
-        config = read_config(Path(sys.argv[1]))
+        config = read_config(Path(sys.argv[1]), WorkerConfig)
         log_to(config.name, None)
         keep_freed_memory()
         process = WorkerProcess(config)

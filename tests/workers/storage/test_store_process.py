@@ -1,0 +1,35 @@
+"""A store's process: it serves, keeps what it was given over its end, and says why it cannot."""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.workers.storage.store_rig import Store
+from tests.workers.tiers.blocks_rig import block, key
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path)
+    yield made
+    made.end(signal.SIGKILL)
+
+
+def test_its_end_writes_what_waits_and_its_next_life_has_it(store: Store) -> None:
+    store.up().client.put("t", [block(n) for n in range(50)], time.monotonic() + 10)
+    assert store.end() == 0
+    store.start()
+    store.up()
+    tiers = store.client.find([key(n) for n in range(51)], time.monotonic() + 10)
+    assert tiers == ["nvme"] * 50 + [None]
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "files").write_text("a file is in the way")
+    store = Store(tmp_path)
+    assert store.process.wait(20) == 1
+    assert "store cannot start: kv_pool:" in store.errors.read_text()
+    assert "files" in store.errors.read_text()
