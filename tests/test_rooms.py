@@ -30,7 +30,7 @@ FLOORS = [
     ["orchestrator.lifecycle"],
     ["orchestrator.membership"],
     ["orchestrator.topology"],
-    ["orchestrator.metrics", "orchestrator.doctor", "orchestrator.plan"],
+    ["orchestrator.metrics", "orchestrator.doctor", "orchestrator.plan", "orchestrator.look"],
     ["orchestrator.replan"],
     ["orchestrator.live", "orchestrator.virtual"],
     ["orchestrator.replay"],

@@ -7,6 +7,8 @@ from string import Template
 import orjson
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
+from orchestrator.look.parts import look_part
+
 # Inside <script> nothing may end it early; these two ends of lines are none in JSON.
 _ESCAPES = {character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
@@ -20,11 +22,11 @@ def render(*, title: str, body: str, script: str, data: object) -> str:
     title = escape(title)
     return Template(report_part("frame.html")).substitute(
         title=title,
-        style=report_part("page.css"),
+        style=look_part("look.css") + report_part("page.css"),
         body=Template(body).substitute(title=title),
         plotly=get_plotlyjs(),
         data=_json_for_script(data),
-        script=script,
+        script=look_part("elements.js") + script,
     )
 
 
