@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import httpx
 import orjson
 
-from orchestrator.live.http import reason as why
-from orchestrator.live.http import site_client
+from orchestrator.live.http1 import Client, NoAnswer, NotConnected, Silent
 from orchestrator.membership.outbox import POST_TIMEOUT_S, Outbox, Path, Post
 from orchestrator.membership.reach import (
     CONNECT_TIMEOUT_S,
@@ -23,7 +21,7 @@ from orchestrator.membership.reach import (
     Reach,
 )
 from orchestrator.membership.reports import read_hello
-from transport.tls import TlsRefused, refusal
+from transport.tls import TlsRefused
 from workers.api.messages import DownMessage, UpMessage
 from workers.api.wire import UP, WireError, decode, encode
 
@@ -71,7 +69,7 @@ class WorkerChannel:
         self._gateway = gateway
         self._unreachable_s = unreachable_s
         self._listener = listener
-        self._http = site_client(site, secret, tls, timeout_s=POST_TIMEOUT_S)
+        self._http = Client(site, secret, tls)
         self._loop = asyncio.get_running_loop()
         self._reach = Reach(worker, unreachable_s=unreachable_s, now=self._loop.time())
         self._outbox = Outbox()
@@ -100,7 +98,7 @@ class WorkerChannel:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._http.aclose()
+        self._http.close()
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until everything sent was delivered, at most `timeout_s`."""
@@ -131,19 +129,20 @@ class WorkerChannel:
     async def _post(self, post: Post) -> None:
         try:
             body = orjson.dumps({"messages": [encode(message) for message in post.messages]})
-            answer = await self._http.post(self._url(post.path), content=body)
-        except httpx.HTTPError as error:
-            self._failed(post, why(error))
+            url = self._url(post.path)
+            status, answer = await self._http.post(url, body, timeout_s=POST_TIMEOUT_S)
+        except NoAnswer as error:
+            self._failed(post, str(error))
         except Exception as error:
             # A defect of ours: again it would be the same, and untold it would stay for ever.
             log.exception("post", extra={"worker": self.worker})
             self._failed(post, type(error).__name__, refused=True)
         else:
-            if answer.status_code == 200:
+            if status == 200:
                 self._outbox.delivered(post)
             else:
-                refused = 400 <= answer.status_code < 500
-                self._failed(post, f"{answer.status_code}: {answer.text[:200]}", refused=refused)
+                text = answer[:200].decode(errors="replace")
+                self._failed(post, f"{status}: {text}", refused=400 <= status < 500)
         self._moved.set()
         self._flush_soon()
 
@@ -165,9 +164,9 @@ class WorkerChannel:
             await asyncio.sleep(RENEW_S)
             if self.up:
                 # Lost or late, it is one of several that fit into a lease; the stream judges.
-                with contextlib.suppress(httpx.HTTPError):
+                with contextlib.suppress(NoAnswer):
                     await self._http.post(
-                        self._url(Path.FEED), content=b'{"messages":[]}', timeout=RENEW_TIMEOUT_S
+                        self._url(Path.FEED), b'{"messages":[]}', timeout_s=RENEW_TIMEOUT_S
                     )
 
     # ------------------------------------------------------------ in
@@ -183,19 +182,21 @@ class WorkerChannel:
 
     async def _stream(self) -> tuple[str, bool]:
         """Read one stream to its end: why it ended, and whether by silence."""
-        greeted = False
+        lines = _Lines(self._take)
         try:
-            async with contextlib.aclosing(self._lines()) as lines:
-                async for line in lines:
-                    self._take(line, greeted)
-                    greeted = True
-        except httpx.ConnectTimeout:
-            return f"no connection within {CONNECT_TIMEOUT_S:g} s", False
-        except httpx.TimeoutException:
-            return f"silent for {self._unreachable_s:g} s", True
-        except httpx.HTTPError as error:
-            self._note_refusal(refusal(error))
-            return f"not reachable ({why(error)})", False
+            await self._http.follow(
+                f"{self.place.tokens}/tokens?gateway={self._gateway}",
+                lines.add,
+                connect_s=CONNECT_TIMEOUT_S,
+                silence_s=self._unreachable_s,
+            )
+        except NotConnected as error:
+            return str(error), False
+        except Silent as error:
+            return str(error), True
+        except NoAnswer as error:
+            self._note_refusal(error.refused)
+            return f"not reachable ({error})", False
         except WireError as error:
             reason = f"its token stream is not readable: {error}"
             log.error("token stream", extra={"worker": self.worker, "reason": reason})
@@ -205,25 +206,6 @@ class WorkerChannel:
             log.exception("token stream", extra={"worker": self.worker})
             return "its token stream met a defect of the gateway", False
         return "its token stream ended", False
-
-    async def _lines(self) -> AsyncGenerator[bytes, None]:
-        """The lines of one stream, to its end. Raises httpx.HTTPError, WireError."""
-        timeout = httpx.Timeout(self._unreachable_s, connect=CONNECT_TIMEOUT_S)
-        async with self._http.stream(
-            "GET",
-            f"{self.place.tokens}/tokens",
-            params={"gateway": self._gateway},
-            timeout=timeout,
-        ) as response:
-            if response.status_code != 200:
-                raise httpx.RemoteProtocolError(f"status {response.status_code}")
-            rest = b""
-            async for chunk in response.aiter_raw():
-                *lines, rest = (rest + chunk).split(b"\n")
-                if len(rest) > MAX_LINE_BYTES:
-                    raise WireError(f"a line is longer than {MAX_LINE_BYTES} bytes")
-                for line in lines:
-                    yield line
 
     def _take(self, line: bytes, greeted: bool) -> None:
         """Tell the listener of one line; the first must be the hello. Raises WireError."""
@@ -255,6 +237,24 @@ class WorkerChannel:
                 self._moved.set()
                 self._flush_soon()
             self._listener.learn(self.worker, news)
+
+
+class _Lines:
+    """Puts a token stream's lines together, however they were cut up."""
+
+    def __init__(self, take: Callable[[bytes, bool], None]) -> None:
+        self._take = take
+        self._rest = b""
+        self._greeted = False  # the first line was taken
+
+    def add(self, part: bytes) -> None:
+        """Hand on the lines that are whole now. Raises WireError, and what their taker raises."""
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise WireError(f"a line is longer than {MAX_LINE_BYTES} bytes")
+        for line in lines:
+            self._take(line, self._greeted)
+            self._greeted = True
 
 
 async def close_all(channels: list[WorkerChannel]) -> None:

@@ -132,7 +132,7 @@ def test_refused_twice_is_lost_and_up_again_when_it_answers() -> None:
         await peer.stream()
         await peer.stop()
         kind, reason = await ear.next()
-        assert (kind, reason) == ("lost", "not reachable (ConnectError)")
+        assert (kind, reason) == ("lost", "not reachable (connection refused)")
         assert not channel.up
         await peer.start()
         assert await ear.next() == ("up", 100)
