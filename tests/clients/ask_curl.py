@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from checks import LONG, MESSAGES, TOOL, WEATHER, Service, is_weather, run, until
+from checks import BEGUN_S, LONG, MESSAGES, TOOL, WEATHER, Service, is_weather, run, until
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -196,7 +196,7 @@ def leaving(service: Service) -> str:
             f"{service.url}/chat/completions",
         ]
         running = subprocess.Popen(command)
-        until(lambda: service.open_requests() == 1, "it is under way")
+        until(lambda: service.open_requests() == 1, "it is under way", BEGUN_S)
         running.terminate()
         running.wait()
         left = service.left()

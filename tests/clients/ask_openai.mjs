@@ -1,5 +1,4 @@
-// The `openai` npm package: `node ask_openai.mjs URL KEY MODEL` prints a line for each check, as
-// checks.py does; the exit code is 1 if one of them failed.
+// The `openai` npm package: `node ask_openai.mjs URL KEY MODEL TOKENIZER` does as checks.py says.
 
 import assert from "node:assert/strict";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -234,7 +233,7 @@ let failed = 0;
 for (const check of checks) {
   const name = check.name.replace(/[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`);
   try {
-    console.log(`ok ${name}: ${await check()}`);
+    console.log(`ok ${name}: ${(await check()).replace(/\s+/g, " ")}`);
   } catch (error) {
     failed += 1;
     console.error(error);
