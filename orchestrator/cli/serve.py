@@ -20,8 +20,9 @@ from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption
 from orchestrator.errors import UserError
 from orchestrator.live.journal import Header, Journal
-from orchestrator.live.launch import LaunchFailed, Roles
+from orchestrator.live.launch import LaunchFailed
 from orchestrator.live.running import check_startable, running
+from orchestrator.live.site_workers import Roles
 from orchestrator.replan.watch import Replanning
 from orchestrator.replay.scenario.roles import plan_roles, replanning_of
 from orchestrator.topology.load import load_topology

@@ -74,16 +74,16 @@ class Placer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteSpec:
-    """A site as its agent is told: its workers (their ports chosen here), its gateway, its front.
+    """A site as its agent is told: its workers (their ports chosen here), its gateways, its front.
 
-    `gateway` is the gateway's URL as it is seen from the site, `gateway_site` where it stands;
-    None: nobody to report to. With `tls` the front takes connections from `sites` only.
+    `gateways` are the gateways' URLs as they are seen from the site, `gateway_site` where they
+    stand. With `tls` the front takes connections from `sites` only.
     """
 
     site: str
     workers: tuple[WorkerConfig, ...]
-    gateway: str | None
-    gateway_site: str | None = None
+    gateways: tuple[str, ...]
+    gateway_site: str
     host: str = "127.0.0.1"
     port: int
     start_s: float = START_S
@@ -112,7 +112,7 @@ class SiteAgent:
             start_s=spec.start_s,
             now=time.monotonic(),
         )
-        self._renewals = Renewals()
+        self._renewals = {gateway: Renewals() for gateway in spec.gateways}
         self._handles: dict[str, Handle] = {}  # of the workers that were placed and not removed
         self._ports: set[int] = set()  # given to workers
         self._stopping = asyncio.Event()
@@ -127,7 +127,7 @@ class SiteAgent:
         serving = asyncio.create_task(front.serve(sockets=[taken]))
         await self._settle()
         tasks = [asyncio.create_task(self._watch(name)) for name in self._inventory.watched]
-        tasks.append(asyncio.create_task(self._renew_lease()))
+        tasks += [asyncio.create_task(self._renew_lease(gateway)) for gateway in self._renewals]
         for task in tasks:
             task.add_done_callback(self._stop_if_failed)
         on_ready()
@@ -205,30 +205,28 @@ class SiteAgent:
             with contextlib.suppress(Unavailable):
                 await handle.remove()
 
-    # ------------------------------------------------------------ the gateway
+    # ------------------------------------------------------------ the gateways
 
-    async def _renew_lease(self) -> None:
-        """Report for ever. A gateway that is away is tried again."""
-        spec = self._spec
-        if spec.gateway is None or spec.gateway_site is None:
-            return
-        url = f"{spec.gateway}/internal/lease"
+    async def _renew_lease(self, gateway: str) -> None:
+        """Report to one gateway for ever, whatever becomes of the others."""
+        renewals = self._renewals[gateway]
         tls = None if self._tls is None else self._tls.client
         async with site_client(
-            spec.gateway_site, self._secret, tls, timeout_s=RENEW_TIMEOUT_S
+            self._spec.gateway_site, self._secret, tls, timeout_s=RENEW_TIMEOUT_S
         ) as http:
             while True:
                 try:
-                    answered = await http.post(url, json=self._report())
+                    answered = await http.post(f"{gateway}/internal/lease", json=self._report())
                     answered.raise_for_status()
                 except httpx.HTTPError as error:
-                    wait_s = self._renewals.failed(f"{type(error).__name__}: {error}")
+                    wait_s = renewals.failed(f"{type(error).__name__}: {error}")
                 else:
-                    wait_s = self._renewals.renewed()
+                    wait_s = renewals.renewed()
                 await asyncio.sleep(wait_s)
 
     def _report(self) -> dict[str, Any]:
-        return self._inventory.report(self._renewals.state)
+        states = dict.fromkeys(renewals.state for renewals in self._renewals.values())
+        return self._inventory.report("; ".join(states))
 
     # ------------------------------------------------------------ the front
 

@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,15 @@ import httpx
 from orchestrator.live.agent import SiteSpec, free_port
 from orchestrator.live.directory import Directory
 from orchestrator.live.http import base_url, site_client
+from orchestrator.live.site_workers import AS_POOLED, HOST, Roles, worker_configs
 from orchestrator.membership.reports import WorkerState
 from orchestrator.topology.schema import Topology
 from orchestrator.topology.units import show_rate
 from transport.emulator.control import LineControl, LineError, start_emulator
 from transport.tls import refusal
-from workers.api.messages import Role
-from workers.service.config import SECRET_ENV, Line, Simulated, WorkerConfig
+from workers.service.config import SECRET_ENV
 
 ROOT = Path(__file__).parents[2]
-HOST = "127.0.0.1"
 # Ray turns 127.0.0.1 into an address that others can reach; this one it leaves on the loopback.
 RAY_HOST = "127.0.0.2" if sys.platform == "linux" else HOST
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
@@ -44,67 +43,17 @@ STOP_S = 15.0
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
-Roles = Mapping[str, frozenset[Role]]  # of workers that have others than their pool
-AS_POOLED: Roles = {}
 
 
 class LaunchFailed(Exception):
     """The deployment did not come up; one line naming the cause."""
 
 
-def worker_configs(
-    topology: Topology, site: str, model: str, roles: Roles = AS_POOLED
-) -> tuple[WorkerConfig, ...]:
-    """The workers of a site's pools. Their ports are 0: the agent chooses them."""
-    deadlines, tls = topology.policy.deadlines, topology.security.tls
-    # On a real line BBR finds the rate; an emulated one is behind loopback, which TCP fills.
-    lines = {
-        next(end for end in link.between if end != site): Line(
-            rate_bytes_per_s=link.rate_bytes_per_s, rtt_s=2 * link.delay_s, paced=link.emulate
-        )
-        for link in topology.links
-        if site in link.between
-    }
-    configs = []
-    for pool_name, pool in topology.sites[site].pools.items():
-        speed = pool.simulate
-        for instance in range(pool.instances):
-            name = f"{site}/{pool_name}/{instance}"
-            configs.append(
-                WorkerConfig(
-                    name=name,
-                    site=site,
-                    pool=pool_name,
-                    roles=tuple(sorted(roles.get(name, pool.roles))),
-                    model=model,
-                    engine=pool.engine,
-                    simulated=Simulated()
-                    if speed is None
-                    else Simulated(
-                        prefill_tokens_per_s=speed.prefill_tokens_per_s, step_s=speed.step_s
-                    ),
-                    kv_tokens=pool.kv_tokens,
-                    block_size=pool.block_size,
-                    chunk_tokens=pool.chunk_tokens,
-                    slots=pool.slots,
-                    host=HOST,
-                    http_port=0,
-                    kv_port=0,
-                    hold_s=deadlines.hold_s,
-                    lease_s=deadlines.lease_s,
-                    lines=lines,
-                    tls=None if tls is None else tls.files(site),
-                    sites=tuple(topology.sites),
-                )
-            )
-    return tuple(configs)
-
-
 class Deployment:
     """The local sites of a topology. `start` may fail anywhere: `stop` cleans up what there is.
 
-    `model` is what workers load: a name from the catalogue or a directory. `gateway` is the
-    "host:port" where the gateway hears agents, `tls` what they are dialled with. `agents` holds
+    `model` is what workers load: a name from the catalogue or a directory. `gateways` are the
+    "host:port" where each gateway hears agents, `tls` what they are dialled with. `agents` holds
     the agents' addresses by site, `line` the control of the emulated line, `failed` is done when
     a process of the deployment ended by itself.
     """
@@ -114,7 +63,7 @@ class Deployment:
         topology: Topology,
         *,
         model: str,
-        gateway: str,
+        gateways: Sequence[str],
         secret: str,
         roles: Roles = AS_POOLED,
         tls: ssl.SSLContext | None = None,
@@ -124,7 +73,7 @@ class Deployment:
     ) -> None:
         self._topology = topology
         self._model = model
-        self._gateway = gateway
+        self._gateways = gateways
         self._secret = secret
         self._roles = roles
         self._tls = tls
@@ -223,11 +172,13 @@ class Deployment:
 
     async def _spec(self, site: str, port: int) -> SiteSpec:
         home, tls = self._topology.gateway.site, self._topology.security.tls
-        gateway = await self.directory.seen(self._gateway, home, site, "control")
+        seen = [
+            await self.directory.seen(gateway, home, site, "control") for gateway in self._gateways
+        ]
         return SiteSpec(
             site=site,
             workers=worker_configs(self._topology, site, self._model, self._roles),
-            gateway=base_url(gateway, self._tls),
+            gateways=tuple(base_url(gateway, self._tls) for gateway in seen),
             gateway_site=home,
             host=HOST,
             port=port,

@@ -11,9 +11,10 @@ from pathlib import Path
 from orchestrator.errors import UserError
 from orchestrator.live.driver import Record
 from orchestrator.live.gateway import Gateway, load_tokenizer, read_card, take_port
-from orchestrator.live.launch import AS_POOLED, HOST, Deployment, LaunchFailed, Roles
+from orchestrator.live.launch import Deployment, LaunchFailed
 from orchestrator.live.openai.border.keys import read_door
 from orchestrator.live.replanner import Replanner
+from orchestrator.live.site_workers import AS_POOLED, HOST, Roles
 from orchestrator.replan.watch import Replanning
 from orchestrator.topology.schema import Topology
 from transport.tls import TlsContexts, TlsError, load_contexts
@@ -94,7 +95,7 @@ async def running(
         deployment = Deployment(
             topology,
             model=str(directory),
-            gateway=f"{HOST}:{internal.getsockname()[1]}",
+            gateways=[f"{HOST}:{internal.getsockname()[1]}"],
             secret=secret,
             roles=roles,
             tls=None if tls is None else tls.client,

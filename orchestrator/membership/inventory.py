@@ -193,7 +193,7 @@ class SiteInventory:
         return orders
 
     def report(self, lease: str) -> dict[str, Any]:
-        """What the agent posts with each renewal; `lease` is how the last one went."""
+        """What the agent posts with each renewal; `lease` is how the last ones went, for people."""
         return {
             "site": self._site,
             "agent_epoch": self._epoch,
@@ -254,7 +254,7 @@ _AFTER: dict[Phase, Callable[[SiteInventory, _Known, Description, float], list[O
 
 
 class Renewals:
-    """When the site's lease is renewed next: each `RENEW_S`, less often while that fails."""
+    """When the lease at one gateway is renewed next: each `RENEW_S`, less often while that fails."""
 
     def __init__(self) -> None:
         self.state = "not yet renewed"  # for people

@@ -103,11 +103,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def spec(gateway: str | None = None, start_s: float = 60.0) -> SiteSpec:
+def spec(*gateways: str, start_s: float = 60.0) -> SiteSpec:
     return SiteSpec(
         site="hami",
         workers=(worker("hami/p/0"), worker("hami/p/1")),
-        gateway=gateway,
+        gateways=gateways,
         gateway_site="shenzhen",
         port=free_port(),
         start_s=start_s,
@@ -290,6 +290,20 @@ def test_the_lease_is_renewed_and_tells_of_every_worker():
             report = read_report(lease)
             assert (report.site, list(report.workers)) == ("hami", ["hami/p/0", "hami/p/1"])
             assert gateway.keys == {KEY["authorization"]}
+
+    asyncio.run(scenario())
+
+
+def test_every_gateway_is_told_whatever_becomes_of_the_others():
+    async def scenario() -> None:
+        nodes, one, other = Nodes(), Gateway(), Gateway()
+        urls = [f"http://127.0.0.1:{gateway.port}" for gateway in (one, other)]
+        async with running(spec(*urls), nodes) as site, one.serving():
+            await one.next_lease()
+            await site.until(lambda i: i["lease"].startswith("renewed; ConnectError"))
+            async with other.serving():
+                assert (await other.next_lease())["site"] == "hami"
+                await site.until(lambda i: i["lease"] == "renewed")
 
     asyncio.run(scenario())
 

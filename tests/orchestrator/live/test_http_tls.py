@@ -298,7 +298,7 @@ def test_an_agent_reports_to_its_gateway_and_to_nobody_else(rig):
             spec = SiteSpec(
                 site="hami",
                 workers=(),
-                gateway=f"https://{gateway.address}",
+                gateways=(f"https://{gateway.address}",),
                 gateway_site="shenzhen",
                 port=free_port(),
             )
@@ -332,7 +332,7 @@ def test_an_agent_whose_gateway_is_another_site_reports_nothing_and_says_why(rig
             spec = SiteSpec(
                 site="hami",
                 workers=(),
-                gateway=f"https://{gateway.address}",
+                gateways=(f"https://{gateway.address}",),
                 gateway_site="shenzhen",
                 port=free_port(),
             )
@@ -380,7 +380,7 @@ def test_a_deployment_whose_agent_is_not_who_it_should_be_fails_at_once(rig, roo
             deployment = Deployment(
                 topology(root, rig.files("shenzhen")),
                 model="simulated",
-                gateway="127.0.0.1:1",
+                gateways=["127.0.0.1:1"],
                 secret=SECRET,
                 tls=rig.client(rig.files("shenzhen")),
                 progress=lambda _: None,

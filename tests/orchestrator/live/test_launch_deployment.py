@@ -1,6 +1,7 @@
 """A whole deployment of simulated workers: Ray nodes, agents, the line; up, deaths, down."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import secrets
@@ -24,7 +25,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from orchestrator.live.agent import SiteSpec, free_port
-from orchestrator.live.launch import Deployment, LaunchFailed, worker_configs
+from orchestrator.live.launch import Deployment, LaunchFailed
+from orchestrator.live.site_workers import worker_configs
 from orchestrator.topology.load import load_topology
 from workers.api.messages import Role
 from workers.service.config import SECRET_ENV, Line
@@ -127,7 +129,7 @@ class World:
         return Deployment(
             load_topology(TOPOLOGY),
             model="simulated",
-            gateway=f"127.0.0.1:{self.gateway.port}",
+            gateways=[f"127.0.0.1:{self.gateway.port}"],
             secret=self.secret,
             progress=self.said.append,
             log_dir=log_dir,
@@ -222,12 +224,13 @@ def port_of(world: World, site: str) -> int:
 def test_a_site_that_no_node_has_is_refused_at_once(world, tmp_path):
     """Ray itself would wait in silence for ever."""
     environment = processes_of(world.secret)[0].environ()
-    spec = SiteSpec(site="mars", workers=(), gateway=None, port=free_port("127.0.0.1", set()))
+    port = free_port("127.0.0.1", set())
+    spec = SiteSpec(site="mars", workers=(), gateways=(), gateway_site="mars", port=port)
     order = {
         "address": environment["RAY_ADDRESS"],
         "nodes": 2,
         "log_dir": None,
-        "sites": [{"site": spec.site, "workers": [], "gateway": None, "port": spec.port}],
+        "sites": [dataclasses.asdict(spec)],
     }
     (tmp_path / "order.json").write_text(json.dumps(order))
     command = [sys.executable, "-m", "orchestrator.live.create_agents", "order.json", "result.json"]
@@ -280,7 +283,7 @@ def test_a_start_that_fails_halfway_leaves_no_process():
         deployment = Deployment(
             load_topology(TOPOLOGY),
             model="simulated",
-            gateway="127.0.0.1:1",
+            gateways=["127.0.0.1:1"],
             secret=secret,
             progress=lambda _: None,
             start_s=3.0,
@@ -299,7 +302,7 @@ from orchestrator.topology.load import load_topology
 
 async def main():
     deployment = Deployment(
-        load_topology(sys.argv[1]), model="simulated", gateway="127.0.0.1:1",
+        load_topology(sys.argv[1]), model="simulated", gateways=["127.0.0.1:1"],
         secret=sys.argv[2], progress=lambda line: print(line, flush=True))
     await deployment.start()
 
