@@ -16,7 +16,7 @@ LEG_ENDED = "its leg has ended"
 
 
 class NotYet(Exception):
-    """The leg that an offer names has not started here; ask again in a moment."""
+    """The leg that an offer names has not started here, or not learnt what it has; ask again."""
 
 
 class Handover:
@@ -132,6 +132,12 @@ class Handover:
             return self._commit(leg)
         return self.share(leg.seq)
 
+    def loaded(self, leg: Leg) -> list[Output]:
+        """Blocks have come from the site's stores, perhaps all that a leg waited for."""
+        if leg.landed:
+            return self._runner.aim(leg) + self.computed({leg.seq: leg.have})
+        return self.started(leg)
+
     def offered(self, offer: Offer) -> int:
         """See `Worker.offered`."""
         stream = offer.stream
@@ -144,6 +150,8 @@ class Handover:
         refusal = self._difference(offer, leg)
         if refusal is not None:
             raise OfferRefused(refusal)
+        if leg.loading and not leg.landed:
+            raise NotYet(f"leg {seq.epoch} of {seq.request} is being looked up in its site")
         if leg.landed:
             return offer.stop
         leg.imports.add(stream)

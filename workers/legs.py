@@ -38,6 +38,7 @@ class Leg:
     pause: Pause | None = None  # in force; None: none, or resumed
     paused_at: int | None = None  # K, once the pause has taken effect
     held: bool = False  # a prefill that has done its work
+    loading: bool = False  # blocks may come from the site's stores
     imports: set[StreamId] = field(default_factory=set)
     exports: dict[int, SendKV] = field(default_factory=dict)  # under way, by target epoch
     failed_exports: dict[int, str] = field(default_factory=dict)

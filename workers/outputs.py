@@ -44,4 +44,30 @@ class DropImport:
     stream: StreamId
 
 
-Output = Up | OpenStream | CloseStream | DropImport
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadBlocks:
+    """Put blocks of the site's stores into a leg's open import, as far as that pays.
+
+    `tokens` begin the sequence; the first `have` are here. What the others cost otherwise: prefill
+    at `prefill_tokens_per_s` (None: not known), or being sent, if `sent_otherwise`.
+    """
+
+    seq: SeqId
+    tokens: tuple[int, ...]
+    cache_salt: str
+    have: int
+    prefill_tokens_per_s: float | None
+    sent_otherwise: bool
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveBlocks:
+    """Give the site's store what it lacks of these tokens' blocks; the engine's cache has them."""
+
+    tokens: tuple[int, ...]
+    cache_salt: str
+    tenant: str
+
+
+Output = Up | OpenStream | CloseStream | DropImport | LoadBlocks | SaveBlocks

@@ -29,6 +29,8 @@ from workers.legs import Leg
 from workers.meter import StepMeter
 from workers.outputs import Output, Up
 from workers.runner import Runner
+from workers.sense import in_vocabulary, senseless
+from workers.storing import Storing
 
 __all__ = ["NotYet", "Worker"]
 
@@ -39,6 +41,7 @@ class Worker:
     `slots`: legs that may compute, decode or wait for their KV at a time (paused legs and held
     prefills not counted; a leg that resumes is never refused). `hold_s`: how long a prefill's KV
     is kept after its token. `lease_s`: how long the legs of a gateway that is not seen are kept.
+    `stores`: whether the site has stores of KV blocks; who carries orders out has the way to them.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Worker:
         hold_s: float,
         lease_s: float,
         tombstone_s: float = 60.0,
+        stores: bool = False,
     ) -> None:
         self.name = name
         self._engine = engine
@@ -66,6 +70,7 @@ class Worker:
         self._step_began = 0.0
         self._inbox: list[Callable[[float], list[Output]]] = []
         self._meter = StepMeter()
+        self._storing = Storing(self._runner, self._meter) if stores else None
         self._draining = False
 
     # ---------------------------------------------------------------- messages and steps
@@ -106,7 +111,7 @@ class Worker:
         for seq in step.seqs:
             leg = self._legs[seq]
             if not leg.decodes_on:
-                self._hold_if_done(leg, result.computed.get(seq, 0), now)
+                out += self._hold_if_done(leg, result.computed.get(seq, 0), now)
                 out += self._runner.aim(leg)
         out += self._handover.computed(result.computed)
         for seq, reason in result.lost:
@@ -149,6 +154,10 @@ class Worker:
         """A stream that this worker sent was refused, or could not be resumed in time."""
         return self._do(lambda at: self._handover.export_failed(stream, reason), now)
 
+    def blocks_loaded(self, seq: SeqId, now: float) -> list[Output]:
+        """All that the site's stores will give has been put; see `LoadBlocks`."""
+        return self._do(lambda at: self._loaded(seq), now)
+
     # ---------------------------------------------------------------- leases, load, drain
 
     def gateway_seen(self, gateway: str, now: float) -> None:
@@ -162,10 +171,10 @@ class Worker:
         times = [at + self._lease_s for gateway, at in self._seen.items() if self._serves(gateway)]
         if self._holds:
             times.append(next(iter(self._holds.values())))  # held longest
-        absent = self._absent.next_deadline()
-        if absent is not None:
-            times.append(absent)
-        return min(times, default=None)
+        others = [self._absent.next_deadline()]
+        if self._storing is not None:
+            others.append(self._storing.next_deadline())
+        return min((*times, *(at for at in others if at is not None)), default=None)
 
     def _serves(self, gateway: str) -> bool:
         """Whether it has a leg here."""
@@ -182,6 +191,8 @@ class Worker:
                 out += self._close(leg, now, refusal=f"lease expired: {gateway} was not seen")
         for seq in [seq for seq, at in self._holds.items() if at <= now]:
             out += self._close(self._legs[seq], now, refusal="hold expired")
+        for seq in self._storing.overdue(now) if self._storing is not None else ():
+            out += self._loaded(seq)
         for message in self._absent.expire(now):
             out += self._give_up(message)
         return out + self._runner.feed_starved()
@@ -229,9 +240,9 @@ class Worker:
             return self._repeat(self._legs[seq])
         if self._absent.tombstone(seq) is not None:
             return self._refusal(seq)
-        senseless = self._senseless(start)
-        if senseless is not None:
-            return self._refuse(start, now, senseless, cause=Cause.SENSELESS)
+        reason = senseless(start, self._engine.info)
+        if reason is not None:
+            return self._refuse(start, now, reason, cause=Cause.SENSELESS)
         if self._draining:
             return self._refuse(start, now, f"{self.name} is draining")
         if sum(leg.takes_slot for leg in self._legs.values()) >= self._slots:
@@ -242,29 +253,9 @@ class Worker:
             return self._refuse(start, now, str(full))
         except GrammarRefused as error:
             return self._refuse(start, now, str(error), cause=Cause.GRAMMAR)
-        out = self._runner.aim(leg) + self._handover.started(leg)
+        out = [] if self._storing is None else self._storing.begin(leg, now)
+        out += self._runner.aim(leg) + self._handover.started(leg)
         return out + self._unpark(seq, now)
-
-    def _senseless(self, start: Start) -> str | None:
-        """Why no worker could take this leg; None: it makes sense."""
-        info = self._engine.info
-        prompt, law = len(start.prompt_ids), len(start.law_ids)
-        if prompt == 0:
-            return "the prompt is empty"
-        if prompt + start.limit > info.max_context:
-            return (
-                f"{prompt} prompt tokens and {start.limit} output tokens exceed the context of "
-                f"{info.max_context}"
-            )
-        if not 0 <= start.cover <= law <= start.limit:
-            return f"cover {start.cover}, law {law} and limit {start.limit} must not decrease"
-        biased = tuple(id for id, _ in start.sampling.logit_bias)
-        if not all(map(self._in_vocabulary, (start.prompt_ids, start.law_ids, biased))):
-            return f"token ids must be within [0, {info.vocab_size})"
-        return None
-
-    def _in_vocabulary(self, ids: tuple[int, ...]) -> bool:
-        return not ids or (min(ids) >= 0 and max(ids) < self._engine.info.vocab_size)
 
     def _repeat(self, leg: Leg) -> list[Output]:
         """A start came again: whatever it was answered with may have been lost."""
@@ -306,22 +297,34 @@ class Worker:
         cause: Cause = Cause.BUSY,
     ) -> list[Output]:
         """Free all that a leg holds. `refusal`: what to tell its gateway, if it does not know."""
+        out = [] if leg.held else self._keep(leg)
         self._runner.close(leg)
         self._holds.pop(leg.seq, None)
         self._absent.bury(leg.seq, now, leg.gateway, refusal=refusal, cause=cause)
-        out = self._refusal(leg.seq)
+        out += self._refusal(leg.seq)
         return out + self._handover.closed(leg, refusal or "the source was stopped")
 
-    def _hold_if_done(self, leg: Leg, computed: int, now: float) -> None:
+    def _hold_if_done(self, leg: Leg, computed: int, now: float) -> list[Output]:
         """A prefill samples once and then only keeps its KV for a while."""
         if leg.start.role is not Role.PREFILL or leg.held:
-            return
+            return []
         target = leg.target()
         if target is None or len(leg.own) < target:
-            return
-        if computed >= leg.prompt_len + len(leg.start.law_ids):
-            leg.held = True
-            self._holds[leg.seq] = now + self._hold_s
+            return []
+        if computed < leg.prompt_len + len(leg.start.law_ids):
+            return []
+        leg.held = True
+        self._holds[leg.seq] = now + self._hold_s
+        return self._keep(leg)
+
+    # ---------------------------------------------------------------- the site's stores
+
+    def _loaded(self, seq: SeqId) -> list[Output]:
+        leg = None if self._storing is None else self._storing.done(seq)
+        return [] if leg is None else self._handover.loaded(leg)
+
+    def _keep(self, leg: Leg) -> list[Output]:
+        return [] if self._storing is None else self._storing.keep(leg)
 
     # ---------------------------------------------------------------- law, pause, resync, KV
 
@@ -330,7 +333,7 @@ class Worker:
         leg = self._legs.get(seq)
         if leg is None:
             return self._park(seq, feed, now)
-        if not self._in_vocabulary(feed.ids):
+        if not in_vocabulary(feed.ids, self._engine.info):
             return []
         cut = leg.learn(feed)
         out: list[Output] = []

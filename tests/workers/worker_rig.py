@@ -93,10 +93,13 @@ class Rig:
         hold_s: float = 30.0,
         lease_s: float = 1e6,
         tokenizer: Path | None = None,
+        stores: bool = False,
     ) -> None:
         self.model = model
         self.engine = engine(model, kv_total_tokens=kv_total_tokens, tokenizer=tokenizer)
-        self.worker = Worker(name, self.engine, slots=slots, hold_s=hold_s, lease_s=lease_s)
+        self.worker = Worker(
+            name, self.engine, slots=slots, hold_s=hold_s, lease_s=lease_s, stores=stores
+        )
         self.now = 0.0
         self.outputs: list[Output] = []
 

@@ -76,6 +76,7 @@ class Start:
     `law_ids` is the law when the leg starts, `cover` how many of its tokens' KV comes with the
     import (0: the prompt only), `limit` the first index not to produce, `reserve` the tokens of
     KV memory to set aside. A prefill leg imports nothing and samples index len(law_ids), once.
+    `tenant`: whose request it is, for what a site's stores may keep of it.
     """
 
     request: str
@@ -91,6 +92,7 @@ class Start:
     sampling: Sampling = field(default_factory=Sampling)
     reserve: int
     cache_salt: str = ""
+    tenant: str = "default"
 
 
 @record

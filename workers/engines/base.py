@@ -6,8 +6,8 @@ than its goal, a step works on it: it computes (in chunks) what is missing, and 
 computed and the length is below the goal it samples the next token. Prefill, extend and decode
 are thus one thing.
 
-Threads: `open` to `close`, `begin` and `finish` are called by one thread, the engine's. `put` and
-`read` may be called by others at any time; `cancel` too.
+Threads: `open` to `close`, `begin` and `finish` are called by one thread, the engine's. `put`,
+`read` and `read_cached` may be called by others at any time; `cancel` too.
 """
 
 from collections.abc import Callable, Sequence
@@ -154,11 +154,24 @@ class Engine(Protocol):
     def commit_import(self, seq: SeqId) -> None:
         """Make the imported tokens computed. Raises ValueError when some are missing."""
 
+    def imported(self, seq: SeqId) -> int:
+        """How many leading tokens of an open import are complete."""
+
+    def keep_import(self, seq: SeqId) -> int:
+        """End an import with what has come of it: so many leading tokens are computed now."""
+
     def share(self, source: SeqId, seq: SeqId, tokens: int) -> None:
         """Take the first `tokens` computed tokens of `source`; an open import gives way."""
 
     def read(self, seq: SeqId, layer: int, part: Part, start: int, stop: int) -> KVSlice:
         """A copy of one slice that is in the pool. KeyError once the sequence is closed."""
+
+    def read_cached(self, name: bytes) -> np.ndarray | None:
+        """A copy of a unit of the prefix cache, by the name of its last canonical block.
+
+        [layers, 2, unit tokens, kv_heads, head_size], bits; a unit is lcm(block size, 16) tokens.
+        None: it is not here, or not any more. From any thread.
+        """
 
     def close(self, seq: SeqId) -> None:
         """Give the memory back; complete blocks may stay as unreferenced cache."""

@@ -38,7 +38,8 @@ class Line:
 class WorkerConfig:
     """One worker: its place, its engine's size, its ports and its patience.
 
-    `lines` are the lines to other sites, by their names.
+    `lines` are the lines to other sites, by their names. `stores`: addresses of the site's stores
+    of KV blocks, the one to write to first.
     With `tls` all ports speak TLS and take connections from `sites` only.
     The deployment's secret is not in here: it comes through the environment (SECRET_ENV).
     """
@@ -62,6 +63,7 @@ class WorkerConfig:
     drain_s: float = 60.0
     stall_s: float = 30.0  # one step or call longer than this: the engine hangs
     lines: Mapping[str, Line] = field(default_factory=dict)
+    stores: tuple[str, ...] = ()
     tls: TlsFiles | None = None
     sites: tuple[str, ...] = ()
 

@@ -163,6 +163,7 @@ class WorkerProcess:
             slots=config.slots,
             hold_s=config.hold_s,
             lease_s=config.lease_s,
+            stores=bool(config.stores),
         )
         server = WorkerServer(config, worker, engine, secret, tls)
         with self._lock:

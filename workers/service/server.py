@@ -20,7 +20,15 @@ from transport.tls import TlsContexts, site_hostname
 from workers.api.messages import HEARTBEAT_S, DownMessage, Load, Stop
 from workers.engines.base import Engine, SeqId
 from workers.handover import LEG_ENDED
-from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
+from workers.outputs import (
+    CloseStream,
+    DropImport,
+    LoadBlocks,
+    OpenStream,
+    Output,
+    SaveBlocks,
+    Up,
+)
 from workers.service.app import build_app
 from workers.service.config import WorkerConfig
 from workers.service.engine_thread import EngineThread
@@ -28,7 +36,9 @@ from workers.service.exporter import Exporter
 from workers.service.front import Front
 from workers.service.importer import Importer
 from workers.service.token_streams import TokenStream, TokenStreams
+from workers.storage.storage import Storage
 from workers.streams.links import link_loads
+from workers.tiers.client import StoreClient
 from workers.worker import Worker
 
 DRAIN_CHECK_S = 0.2
@@ -76,6 +86,13 @@ class WorkerServer:
         self._streams = TokenStreams(self._info)
         self._thread = EngineThread(worker, engine, self._outputs, self._end_soon)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="kv-read")
+        dialled = None if tls is None else tls.client
+        self._storage = Storage(
+            engine,
+            [StoreClient(at, secret, site=config.site, tls=dialled) for at in config.stores],
+            max((line.rate_bytes_per_s for line in config.lines.values()), default=None),
+            self._blocks_loaded,
+        )
         info = engine.info
         about = {
             "name": config.name,
@@ -83,7 +100,7 @@ class WorkerServer:
             "model": info.fingerprint.canonical,
             "layout": info.layout,
         }
-        self._client = KVClient(**about, tls=None if tls is None else tls.client)
+        self._client = KVClient(**about, tls=dialled)
         self._exporter = Exporter(
             engine,
             self._client,
@@ -131,6 +148,7 @@ class WorkerServer:
             await self._client.close()
             await asyncio.to_thread(self._thread.stop)
             self._readers.shutdown(wait=False, cancel_futures=True)
+            await asyncio.to_thread(self._storage.close)
         if self._thread.failure is not None:
             log.error("engine failed", extra={"reason": self._thread.failure})
             return 1
@@ -252,6 +270,10 @@ class WorkerServer:
                 self._exporter.close(output.stream)
             elif isinstance(output, DropImport):
                 self._kv.cancel(output.stream, LEG_ENDED)
+            elif isinstance(output, LoadBlocks):
+                self._storage.load(output)
+            elif isinstance(output, SaveBlocks):
+                self._storage.save(output)
 
     def _route(self, address: str, site: str) -> Route:
         """How KV for a worker of `site` travels."""
@@ -265,6 +287,9 @@ class WorkerServer:
             rtt_s=line.rtt_s,
             paced=line.paced,
         )
+
+    def _blocks_loaded(self, seq: SeqId) -> None:
+        self._thread.submit(lambda worker, now: worker.blocks_loaded(seq, now))
 
     def _export_done(self, stream: StreamId) -> None:
         self._thread.submit(lambda worker, now: worker.export_completed(stream, now))

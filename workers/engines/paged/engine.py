@@ -54,6 +54,10 @@ class PagedEngine(ABC, Generic[S]):
         """Keep the bits of `tokens`, a part of the slice's. Raises ValueError."""
 
     @abstractmethod
+    def _read_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+        """A copy of the bits of whole blocks, [layers, 2, tokens, kv_heads, head_size]."""
+
+    @abstractmethod
     def _copy_block(self, source: int, target: int, tokens: int) -> None:
         """Copy the KV of the first `tokens` tokens of a block onto another block."""
 
@@ -193,6 +197,19 @@ class PagedEngine(ABC, Generic[S]):
             state.incoming = None
             self._compute_to(state, incoming.tokens)
 
+    def imported(self, seq: SeqId) -> int:
+        with self._lock:
+            return self._incoming(self._sequences[seq]).complete()
+
+    def keep_import(self, seq: SeqId) -> int:
+        with self._lock:
+            state = self._sequences[seq]
+            depth = self._incoming(state).complete()
+            state.incoming = None
+            self._pool.truncate(state.table, depth)  # the rest goes back to the reservation
+            self._compute_to(state, depth)
+            return depth
+
     def share(self, source: SeqId, seq: SeqId, tokens: int) -> None:
         with self._lock:
             giver, taker = self._sequences[source], self._sequences[seq]
@@ -229,6 +246,11 @@ class PagedEngine(ABC, Generic[S]):
         return KVSlice(
             layer=layer, part=Part(part), start=start, stop=stop, positions=positions, data=data
         )
+
+    def read_cached(self, name: bytes) -> np.ndarray | None:
+        with self._lock:
+            blocks = self._pool.find((name,))
+            return self._read_blocks(blocks) if blocks else None
 
     # ------------------------------------------------------------ steps
 

@@ -1,5 +1,7 @@
 """The simulated engine: modelled tokens, KV and time over a real block pool."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +53,8 @@ class SimulatedStep:
 class SimulatedEngine(PagedEngine[SimulatedSequence]):
     """Tokens and KV of `SimulatedModel`, time from `costs`, memory accounted for as if it were.
 
-    KV bytes are not kept: they are computed when read, and what is put must be equal to them.
+    KV bytes are not kept: they are computed when read, and what is put must be equal to them. Kept
+    are the histories of what is in the prefix cache, [slots] uint64, which may lose its sequence.
     `tokenizer`: the tokenizer.json of whom it plays, for grammars; None: it takes none.
     """
 
@@ -78,6 +81,7 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
         super().__init__(info, chunk_tokens=chunk_tokens, tokenizer=tokenizer)
         self._model = model
         self._costs = costs
+        self._histories = np.zeros(info.kv_total_tokens, dtype=np.uint64)
 
     def _sequence(self, seq: SeqId, spec: SequenceSpec, root: bytes) -> SimulatedSequence:
         return SimulatedSequence(id=seq, spec=spec, root=root, seed=seed_word(spec.sampling))
@@ -163,6 +167,26 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
                 f"{kv.part} of layer {kv.layer}, tokens [{kv.start}, {kv.stop}): not what this "
                 "engine would have computed"
             )
+
+    def _read_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+        slots = (np.array(blocks)[:, None] * self._block_size + np.arange(self._block_size)).ravel()
+        hashes = array("Q", self._histories[slots].tobytes())
+        return np.stack(
+            [
+                np.stack([kv_bits(self._model, hashes, layer, part) for part in Part])
+                for layer in range(self._layers)
+            ]
+        )
+
+    def _remember(self, state: SimulatedSequence, tokens: int) -> None:
+        begun, unit = state.remembered, self._pool.unit_tokens
+        super()._remember(state, tokens)
+        for block in range(
+            begun * unit // self._block_size, state.remembered * unit // self._block_size
+        ):
+            first, slot = block * self._block_size, state.table.blocks[block] * self._block_size
+            history = state.hashes[first : first + self._block_size]
+            self._histories[slot : slot + self._block_size] = history
 
     def _copy_block(self, source: int, target: int, tokens: int) -> None:
         """Nothing is kept, so nothing is copied."""

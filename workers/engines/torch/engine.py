@@ -169,6 +169,10 @@ class TorchEngine(PagedEngine[TorchSequence]):
         slots = state.slots(self._block_size, kv.start, kv.stop)[at]
         self._store.write_bits(kv.layer, Part(kv.part), slots, kv.data[at])
 
+    def _read_blocks(self, blocks: Sequence[int]) -> np.ndarray:
+        first = np.array(blocks, dtype=np.int64)[:, None] * self._block_size
+        return self._store.read_all_bits((first + np.arange(self._block_size)).ravel())
+
     def _copy_block(self, source: int, target: int, tokens: int) -> None:
         offsets = np.arange(tokens)
         self._store.copy_slots(

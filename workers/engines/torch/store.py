@@ -43,5 +43,9 @@ class KVStore:
         """A copy of the bits at `slots`, [n, kv_heads, head_size]."""
         return self.bits[layer, _SIDE[part], slots]
 
+    def read_all_bits(self, slots: np.ndarray) -> np.ndarray:
+        """A copy of the bits at `slots` of every layer, [layers, 2, n, kv_heads, head_size]."""
+        return self.bits[:, :, slots]
+
     def write_bits(self, layer: int, part: Part, slots: np.ndarray, data: np.ndarray) -> None:
         self.bits[layer, _SIDE[part], slots] = data
