@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.request import PARKED_RUNS, Leg, Request
-from orchestrator.state.actions import FinishReason
+from orchestrator.state.actions import Emit, FinishReason
+from orchestrator.state.events import AUTO
 from workers.api.messages import (
     MAIN,
     PREFILL,
@@ -40,6 +41,43 @@ def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) ->
         leg.owes_since = None
     elif leg.owes_since is None or (fed, accepted) != (leg.fed, leg.accepted):
         leg.owes_since = now
+
+
+def take_next(ctx: Context, req: Request, index: int, token: int, hist: int, now: float) -> bool:
+    """Take what `Request.sole` sampled, as `take_run` and the steps behind it would.
+
+    False when more is to be judged: it is out of turn, may be the last one, or comes after another
+    history. Then nothing was changed. The request's deadline stays as it is: with a leg that
+    speaks it only moves on, and when it comes it is worked out again.
+    """
+    leg, law, spec = req.sole, req.law, req.spec
+    end = index + 1
+    if leg is None or index != len(law.ids) or end >= spec.limit or token in spec.stop_ids:
+        return False
+    if law.history(index) != hist:
+        return False
+    leg.heard_at = leg.spoke_at = now
+    leg.clock.note(index, end, now)
+    leg.heard = max(leg.heard, end)
+    leg.sent = req.released = end
+    leg.accepted += 1
+    law.ids.append(token)
+    ctx.actions.append(Emit(request=req.name, start=index, ids=(token,)))
+    req.account.note_release(end, now)
+    return True
+
+
+def sole_of(req: Request) -> Leg | None:
+    """Main, when it is the only leg left, owes nothing and each of its tokens is told at once."""
+    main = req.main
+    if main is None or not main.accepted or len(req.legs) > 1 or req.parks or req.over:
+        return None
+    if req.watch is not None or req.released != len(req.law.ids) or req.release_at is not None:
+        return None
+    if req.waiting_since is not None or main.owes_since is not None or main.resync_after:
+        return None
+    paced = req.account.relay_tokens and not req.lead_spent and req.mode is AUTO
+    return None if paced else main
 
 
 def has_own(run: TokenRun) -> bool:

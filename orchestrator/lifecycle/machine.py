@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.lifecycle import deadlines
-from orchestrator.lifecycle.accept import has_own, recheck, take_run
+from orchestrator.lifecycle.accept import has_own, recheck, sole_of, take_next, take_run
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.ending import fail, finish, stop_all, tell_failure
 from orchestrator.lifecycle.handover import end_relay
@@ -43,12 +43,14 @@ from workers.api.messages import (
     KVStats,
     Landed,
     Load,
+    NextTokens,
     Paused,
     Refused,
     Stop,
     TokenRun,
-    UpMessage,
 )
+
+LegMessage = TokenRun | Landed | Paused | Refused | KVFailed | KVStats
 
 # A dead leg that still speaks is stopped again, at most this often.
 STOP_AGAIN_S = 1.0
@@ -152,6 +154,7 @@ class Machine:
                 if leg.role is not PREFILL and leg.sent < law:
                     ctx.feed(req, leg, max(leg.fed, leg.sent - FEED_OVERLAP), now)
         release(ctx, req, now)
+        req.sole = sole_of(req)
         if req.over:
             end = finish if req.failed is None else tell_failure
             end(ctx, req)
@@ -249,13 +252,34 @@ class Machine:
                 view.report(message)
                 self._links_seen(view, message, now)
             return
+        if isinstance(message, NextTokens):
+            self._next_tokens(event.worker, message, now)
+        else:
+            self._leg_spoke(event.worker, message, now)
+
+    def _next_tokens(self, worker: str, step: NextTokens, now: float) -> None:
+        """Row by row, as if each were a run of its own."""
+        for name, epoch, index, token, hist, fed in zip(
+            step.requests, step.epochs, step.indices, step.ids, step.hists, step.feds, strict=True
+        ):
+            req = self.requests.get(name)
+            if req is not None:
+                leg = req.sole
+                if leg is not None and leg.epoch == epoch and leg.worker == worker:
+                    self._at_work = req
+                    if fed <= leg.fed and take_next(self.ctx, req, index, token, hist, now):
+                        continue
+            run = TokenRun(request=name, epoch=epoch, index=index, ids=(token,), hist=hist, fed=fed)
+            self._leg_spoke(worker, run, now)
+
+    def _leg_spoke(self, worker: str, message: LegMessage, now: float) -> None:
         req = self.requests.get(message.request)
         leg = req.legs.get(message.epoch) if req is not None else None
         if req is None or leg is None:
-            self._dead_leg_spoke(event.worker, message, now)
+            self._dead_leg_spoke(worker, message, now)
             return
-        if event.worker != leg.worker and not _source_tells(req, event):
-            self._dead_leg_spoke(event.worker, message, now)
+        if worker != leg.worker and not _source_tells(req, worker, message):
+            self._dead_leg_spoke(worker, message, now)
             return
         self._at_work = req
         _MESSAGES[type(message)](self, req, leg, message, now)
@@ -270,7 +294,7 @@ class Machine:
                 there.report(view.name, seen, now)
                 back.seen_rtt = there.seen_rtt
 
-    def _dead_leg_spoke(self, worker: str, message: UpMessage, now: float) -> None:
+    def _dead_leg_spoke(self, worker: str, message: LegMessage, now: float) -> None:
         """Rule 1 drops it. A leg that was stopped but still decodes is told again."""
         self.ctx.counts["stale_messages"] += 1
         if not isinstance(message, TokenRun | Landed) or worker not in self.ctx.world.workers:
@@ -408,11 +432,10 @@ class Machine:
             req.account.kv_bytes_wire += message.bytes_wire
 
 
-def _source_tells(req: Request, event: Heard) -> bool:
+def _source_tells(req: Request, worker: str, message: LegMessage) -> bool:
     """A leg's own worker speaks for it; of KV that will not come its source's may tell too."""
-    message = event.message
     source = req.legs.get(message.source) if isinstance(message, KVFailed) else None
-    return source is not None and source.worker == event.worker
+    return source is not None and source.worker == worker
 
 
 _HANDLERS: dict[type[Any], Callable[[Machine, Any, float], None]] = {

@@ -190,6 +190,7 @@ class Request:
     refused: bool = False  # what it lacks was refused, not lost
     relay_finishes: bool = False  # no further main is tried; the relay brings the request home
     parks: bool = False  # some leg may have runs that wait for their turn
+    sole: Leg | None = None  # main, while its tokens need no judging (see `accept.take_next`)
     released: int = 0
     release_at: float | None = None  # when the next paced token is due
     lead_spent: bool = False  # after the handoff nothing was held back any more

@@ -25,6 +25,7 @@ from workers.engines.base import SeqId, SequenceSpec, Step
 from workers.engines.simulated.engine import SimulatedEngine, WrongKV
 from workers.engines.simulated.model import SimulatedModel
 from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
+from workers.streams.packed import packed
 from workers.streams.recent import RecentAnswers
 from workers.worker import Worker
 
@@ -247,7 +248,7 @@ class VirtualWorker:
         connection, hear = stream
         accidents = self._network.accidents
         if not accidents.any and self._network.drop is None:
-            connection.send(self.process, hear, connection, messages)
+            connection.send(self.process, hear, connection, packed(messages))
             return
         for message in messages:
             lost = self._network.loses(self.spec.name, message)
@@ -260,7 +261,7 @@ class VirtualWorker:
             for _ in range(1 + self._network.hits(accidents.repeated)):
                 late = self._network.random.random() * accidents.delay_s
                 self.process.after(
-                    late, connection.send, self.process, hear, connection, (message,)
+                    late, connection.send, self.process, hear, connection, packed((message,))
                 )
 
     # ------------------------------------------------------------ memory

@@ -94,7 +94,7 @@ def test_one_step_is_one_line():
         serving = asyncio.create_task(stream({}, browser.receive, browser.send))
         streams.deliver([run_of(1), landed("a"), landed("b", "elsewhere")])
         await settle()
-        assert [m["kind"] for m in browser.messages()] == ["tok", "landed"]
+        assert [m["kind"] for m in browser.messages()] == ["step", "landed"]
         assert len(browser.body.splitlines()) == 2
         streams.closed(stream)
         streams.close()

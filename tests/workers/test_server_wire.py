@@ -11,6 +11,7 @@ from workers.api.messages import (
     Landed,
     LinkLoad,
     Load,
+    NextTokens,
     Pause,
     Paused,
     Refused,
@@ -61,6 +62,9 @@ MESSAGES = [
         fed=0,
         logprobs=(TokenLogprobs(logprob=-0.5, top=((1, -0.5), (2, -1.0))),),
         margins=(0.25,),
+    ),
+    NextTokens(
+        requests=("r", "s"), epochs=(1, 2), indices=(5, 0), ids=(8, 9), hists=(1, 0), feds=(5, 0)
     ),
     Landed(request="r", epoch=1, covered=0),
     Paused(request="r", epoch=1, seq=1, at=3),
@@ -125,6 +129,22 @@ def test_a_malformed_message_is_refused_in_one_line(change, words):
         decode(body, CONTROL)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ids": [8]}, "columns of different lengths"),
+        ({"requests": []}, "columns of different lengths"),
+        ({"ids": [8, -9]}, "ids"),
+        ({"requests": ["r", 5]}, "requests: must be a string"),
+    ],
+)
+def test_columns_are_of_one_length_and_hold_what_they_should(change, words):
+    (step,) = [message for message in MESSAGES if isinstance(message, NextTokens)]
+    body = orjson.loads(orjson.dumps(encode(step))) | change
+    with pytest.raises(WireError, match=words):
+        decode(body, UP)
 
 
 def test_missing_fields_are_named():

@@ -1,6 +1,7 @@
 """Messages between a gateway and a worker, as PROTOCOL names them.
 
-Every message carries `request` (unique across gateways) and `epoch` (one leg of the request).
+Every message carries `request` (unique across gateways) and `epoch` (one leg of the request), but
+for those that speak of a whole worker or of a whole step.
 Output indices count from 0; all ranges are half-open.
 """
 
@@ -189,6 +190,21 @@ class TokenRun:
 
 
 @record
+class NextTokens:
+    """What a decode step gave to many legs, in columns: one for each field of a `TokenRun`.
+
+    Each row is a run of one token with nothing beside it.
+    """
+
+    requests: tuple[str, ...]
+    epochs: tuple[int, ...]
+    indices: tuple[int, ...]
+    ids: tuple[int, ...]
+    hists: tuple[int, ...]
+    feds: tuple[int, ...]
+
+
+@record
 class Landed:
     """The leg's imported KV is complete: the prompt and `covered` law tokens."""
 
@@ -286,4 +302,4 @@ class Load:
 
 ControlMessage = Start | SendKV | Pause | Resume | Stop
 DownMessage = ControlMessage | Feed | Resync
-UpMessage = TokenRun | Landed | Paused | Refused | KVFailed | KVStats | Load
+UpMessage = TokenRun | NextTokens | Landed | Paused | Refused | KVFailed | KVStats | Load

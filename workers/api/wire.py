@@ -22,6 +22,7 @@ from workers.api.messages import (
     KVStats,
     Landed,
     Load,
+    NextTokens,
     Pause,
     Paused,
     Refused,
@@ -48,6 +49,7 @@ KINDS: dict[str, type] = {
     "feed": Feed,
     "resync": Resync,
     "tok": TokenRun,
+    "step": NextTokens,
     "landed": Landed,
     "paused": Paused,
     "refused": Refused,
@@ -233,6 +235,18 @@ def _record(cls: type) -> Check:
         if not required <= values.keys():
             raise WireError(f"{path}: {', '.join(sorted(required - values.keys()))} missing")
         return cls(**values)
+
+    return _of_one_length(check) if cls is NextTokens else check
+
+
+def _of_one_length(inner: Check) -> Check:
+    """Of a table in columns."""
+
+    def check(value: Any, path: str) -> Any:
+        table = inner(value, path)
+        if len({len(getattr(table, f.name)) for f in fields(table)}) > 1:
+            raise WireError(f"{path}: columns of different lengths")
+        return table
 
     return check
 

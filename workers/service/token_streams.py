@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from workers.api.messages import Load, UpMessage
 from workers.api.wire import encode
 from workers.outputs import Up
+from workers.streams.packed import packed
 from workers.streams.recent import RecentAnswers
 
 BACKLOG_BYTES = 1 << 20
@@ -111,7 +112,7 @@ class TokenStreams:
         for gateway, messages in batches.items():
             stream = self._streams.get(gateway)
             if stream is not None and not stream.closed:
-                stream.write(_messages_line(messages))
+                stream.write(_messages_line(packed(messages)))
 
     def heartbeat(self, load: Load) -> None:
         """Tell every gateway the worker's load, and forget old answers."""
