@@ -40,6 +40,7 @@ from workers.api.wire import WireError
 from workers.service.app import BearerOnly, answer, read_body
 from workers.service.config import WorkerConfig
 from workers.service.front import Front, listen
+from workers.storage.process import StoreProcessConfig
 
 # Ports outside the range that the kernel gives to outgoing connections, so that nobody takes one
 # between its choice and the worker's start, or while a worker restarts.
@@ -71,10 +72,16 @@ class Placer(Protocol):
 
     def place(self, config: WorkerConfig) -> Handle: ...
 
+    def keep_store(self, config: StoreProcessConfig) -> None:
+        """Start a store of KV blocks, unless it runs already."""
+
+    def remove_store(self, name: str) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteSpec:
-    """A site as its agent is told: its workers (their ports chosen here), its gateways, its front.
+    """A site as its agent is told: its workers (their ports chosen here), its stores of KV blocks,
+    its gateways, its front.
 
     `gateways` are the gateways' URLs as they are seen from the site, `gateway_site` where they
     stand. With `tls` the front takes connections from `sites` only.
@@ -82,6 +89,7 @@ class SiteSpec:
 
     site: str
     workers: tuple[WorkerConfig, ...]
+    stores: tuple[StoreProcessConfig, ...] = ()
     gateways: tuple[str, ...]
     gateway_site: str
     host: str = "127.0.0.1"
@@ -140,6 +148,8 @@ class SiteAgent:
                 raise outcome  # the process ends; a new agent adopts the workers
         for name in list(self._handles):
             await self._remove(name)
+        for store in self._spec.stores:
+            await asyncio.to_thread(self._placer.remove_store, store.name)
         front.should_exit = True
         await serving
 
@@ -154,9 +164,11 @@ class SiteAgent:
         names = [config.name for config in self._spec.workers]
         found = {name: self._placer.find(name) for name in names}
         self._handles = {name: handle for name, handle in found.items() if handle is not None}
-        refusal = self._placer.refusal(len(names))
+        refusal = self._placer.refusal(len(names) + len(self._spec.stores))
         if refusal is not None:
             log.error("refused", extra={"reason": refusal})
+        for store in () if refusal is not None else self._spec.stores:
+            self._placer.keep_store(store)
         await self._carry_out(self._inventory.begin(self._handles.keys(), refusal))
 
     async def _watch(self, name: str) -> None:

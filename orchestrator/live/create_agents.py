@@ -32,7 +32,7 @@ def create_agents(specs: Sequence[SiteSpec], log_dir: str | None) -> dict[str, s
     What no node can hold is refused at once. Raises StartFailed.
     """
     for spec in specs:
-        refused = refusal(ray.nodes(), spec.site, len(spec.workers))
+        refused = refusal(ray.nodes(), spec.site, len(spec.workers) + len(spec.stores))
         if refused is not None:
             raise StartFailed(refused)
     agents = {

@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import httpx
 from orchestrator.live.agent import SiteSpec, free_port
 from orchestrator.live.directory import Directory
 from orchestrator.live.http import base_url, site_client
-from orchestrator.live.site_workers import AS_POOLED, HOST, Roles, worker_configs
+from orchestrator.live.site_workers import AS_POOLED, HOST, Roles, store_configs, worker_configs
 from orchestrator.membership.reports import WorkerState
 from orchestrator.topology.schema import Topology
 from orchestrator.topology.units import show_rate
@@ -161,27 +161,34 @@ class Deployment:
     async def _start_sites(self) -> None:
         count = len(self._sites)
         self._progress(f"starting ray ({count} node{'s' if count > 1 else ''})")
-        ports = iter(_free_ports(3 + count))
+        pools = [p for site in self._sites for p in self._topology.sites[site].pools.values()]
+        stores = sum(pool.kv_pool is not None for pool in pools)
+        ports = iter(_free_ports(3 + count + stores))
         address = f"{RAY_HOST}:{next(ports)}"
         environment = self._environment(address)
-        specs = [await self._spec(site, next(ports)) for site in self._sites]
+        specs = [await self._spec(site, ports) for site in self._sites]
         await self._start_supervisor()
         self._start_nodes(address, specs, environment, dashboard=next(ports), client=next(ports))
         await self._create_agents(address, specs, environment)
         await self._until_up()
 
-    async def _spec(self, site: str, port: int) -> SiteSpec:
+    async def _spec(self, site: str, ports: Iterator[int]) -> SiteSpec:
         home, tls = self._topology.gateway.site, self._topology.security.tls
         seen = [
             await self.directory.seen(gateway, home, site, "control") for gateway in self._gateways
         ]
+        stores = store_configs(self._topology, site, lambda: next(ports))
+        for store in stores:
+            if store.tiers.files is not None:  # what cannot be made shows at once
+                store.tiers.files.mkdir(mode=0o700, parents=True, exist_ok=True)
         return SiteSpec(
             site=site,
-            workers=worker_configs(self._topology, site, self._model, self._roles),
+            workers=worker_configs(self._topology, site, self._model, self._roles, stores),
+            stores=stores,
             gateways=tuple(base_url(gateway, self._tls) for gateway in seen),
             gateway_site=home,
             host=HOST,
-            port=port,
+            port=next(ports),
             tls=None if tls is None else tls.files(site),
             sites=tuple(self._topology.sites),
         )
@@ -253,7 +260,7 @@ class Deployment:
             head += ["--ray-client-server-port", str(client)]
         member = ["--address", address]
         for number, spec in enumerate(specs):
-            cpus = -(-len(spec.workers) // WORKERS_PER_CPU) or 1
+            cpus = -(-(len(spec.workers) + len(spec.stores)) // WORKERS_PER_CPU) or 1
             argv = [
                 *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
                 *(member if number else head),

@@ -15,10 +15,12 @@ from ray.exceptions import RayError
 
 from orchestrator.live.agent import SiteAgent, SiteSpec, Unavailable
 from orchestrator.membership.inventory import Description, Phase
+from transport.memory import keep_freed_memory
 from transport.tls import TlsError, load_contexts
 from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig
 from workers.service.logs import log_to
 from workers.service.process import WorkerProcess
+from workers.storage.process import StoreProcess, StoreProcessConfig
 
 NAMESPACE = "pdd"
 LABEL = "site"
@@ -111,6 +113,31 @@ class RayPlacer:
         )
         return RayHandle(placed.remote(config, self._log_dir))
 
+    def keep_store(self, config: StoreProcessConfig) -> None:
+        try:
+            ray.get_actor(_store_name(config.name), namespace=NAMESPACE)
+        except ValueError:
+            StoreActor.options(
+                name=_store_name(config.name),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                label_selector={LABEL: self._site},
+                num_cpus=WORKER_CPUS,
+                max_restarts=-1,
+                max_task_retries=0,
+            ).remote(config, self._log_dir)
+
+    def remove_store(self, name: str) -> None:
+        try:
+            actor = ray.get_actor(_store_name(name), namespace=NAMESPACE)
+        except ValueError:
+            return  # it is gone already
+        ray.kill(actor, no_restart=True)
+
+
+def _store_name(store: str) -> str:
+    return f"store {store}"
+
 
 def _actor_name(worker: str) -> str:
     return f"worker {worker}"
@@ -168,6 +195,27 @@ class WorkerActor:
     def drain(self) -> None:
         self._draining = True
         self._process.drain()
+
+
+@ray.remote
+class StoreActor:
+    """A site's store of KV blocks in a process of its own. Workers do without one that failed."""
+
+    def __init__(self, config: StoreProcessConfig, log_dir: str | None) -> None:
+        log_to(config.name, _log_file(log_dir, config.name))
+        keep_freed_memory()
+        self._process = StoreProcess(config)
+        _on_sigterm(self._process.stop)
+        threading.Thread(target=self._run, name="store-life", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._process.run()
+        except StartFailed as error:
+            log.error("cannot start", extra={"reason": str(error)})
+        except BaseException:
+            log.exception("store died")
+            os._exit(1)
 
 
 @ray.remote

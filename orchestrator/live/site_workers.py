@@ -1,10 +1,13 @@
-"""The workers that a site's pools ask for, as their processes are told of them."""
+"""The workers and stores that a site's pools ask for, as their processes are told of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from orchestrator.topology.schema import Topology
 from workers.api.messages import Role
 from workers.service.config import Line, Simulated, WorkerConfig
+from workers.storage.process import StoreProcessConfig
+from workers.tiers.store import StoreConfig
 
 HOST = "127.0.0.1"
 
@@ -12,10 +15,43 @@ Roles = Mapping[str, frozenset[Role]]  # of workers that have others than their 
 AS_POOLED: Roles = {}
 
 
+def store_configs(
+    topology: Topology, site: str, port: Callable[[], int]
+) -> tuple[StoreProcessConfig, ...]:
+    """The stores of a site's pools, each on a port that `port` gives."""
+    tls = topology.security.tls
+    return tuple(
+        StoreProcessConfig(
+            name=f"{site}/{name}/store",
+            site=site,
+            pool=name,
+            host=HOST,
+            port=port(),
+            tiers=StoreConfig(
+                memory_bytes=kept.dram_bytes,
+                files=None if kept.nvme is None else Path(kept.nvme.path),
+                files_bytes=0 if kept.nvme is None else kept.nvme.size_bytes,
+                policy=kept.policy,
+                quotas=kept.quotas,
+            ),
+            tls=None if tls is None else tls.files(site),
+        )
+        for name, pool in topology.sites[site].pools.items()
+        if (kept := pool.kv_pool) is not None
+    )
+
+
 def worker_configs(
-    topology: Topology, site: str, model: str, roles: Roles = AS_POOLED
+    topology: Topology,
+    site: str,
+    model: str,
+    roles: Roles = AS_POOLED,
+    stores: Sequence[StoreProcessConfig] = (),
 ) -> tuple[WorkerConfig, ...]:
-    """The workers of a site's pools. Their ports are 0: the agent chooses them."""
+    """The workers of a site's pools. Their ports are 0: the agent chooses them.
+
+    Those of a pool with a store save to it, and load from all of the site's `stores`.
+    """
     deadlines, tls = topology.policy.deadlines, topology.security.tls
     # On a real line BBR finds the rate; an emulated one is behind loopback, which TCP fills.
     lines = {
@@ -28,6 +64,7 @@ def worker_configs(
     configs = []
     for pool_name, pool in topology.sites[site].pools.items():
         speed = pool.simulate
+        nearest_first = sorted(stores, key=lambda store: store.pool != pool_name)
         for instance in range(pool.instances):
             name = f"{site}/{pool_name}/{instance}"
             configs.append(
@@ -53,6 +90,9 @@ def worker_configs(
                     hold_s=deadlines.hold_s,
                     lease_s=deadlines.lease_s,
                     lines=lines,
+                    stores=tuple(store.address for store in nearest_first)
+                    if pool.kv_pool is not None
+                    else (),
                     tls=None if tls is None else tls.files(site),
                     sites=tuple(topology.sites),
                 )

@@ -11,7 +11,7 @@ from orchestrator.topology.certificates import absolute, absolute_path, tls_mist
 from orchestrator.topology.document import read_document
 from orchestrator.topology.mistakes import Path, TopologyError, unknown
 from orchestrator.topology.rules import Draft, Found, broken_rules
-from orchestrator.topology.schema import ONE_DELAY, Pool, Topology
+from orchestrator.topology.schema import ONE_DELAY, Pool, Site, Topology
 from orchestrator.topology.strict import check, validate
 from workers.api.messages import Role
 
@@ -40,7 +40,20 @@ def load_topology(path: str | FilePath, catalogue: Catalogue | None = None) -> T
         }
     )
     model = topology.model if directory is None else str(directory)
-    return topology.model_copy(update={"model": model, "security": security})
+    sites = {name: _with_paths(site, file.parent) for name, site in topology.sites.items()}
+    return topology.model_copy(update={"model": model, "security": security, "sites": sites})
+
+
+def _with_paths(site: Site, directory: FilePath) -> Site:
+    """The same with the paths of its KV pools made absolute."""
+    pools = dict(site.pools)
+    for name, pool in pools.items():
+        if pool.kv_pool is not None and pool.kv_pool.nvme is not None:
+            path = absolute_path(pool.kv_pool.nvme.path, directory)
+            nvme = pool.kv_pool.nvme.model_copy(update={"path": path})
+            kept = pool.kv_pool.model_copy(update={"nvme": nvme})
+            pools[name] = pool.model_copy(update={"kv_pool": kept})
+    return site.model_copy(update={"pools": pools})
 
 
 # --------------------------------------------------------------------------- the rules' mistakes

@@ -49,6 +49,7 @@ def broken_rules(draft: Draft) -> Iterator[Found]:
     """Every rule that the draft breaks."""
     for (site, name), pool in draft.pools.items():
         yield from _pool_rules(("sites", site, "pools", name), pool)
+    yield from _kv_pool_rules(draft)
     yield from _codec_rules(draft)
     yield from _site_rules(draft)
     links_good = True
@@ -85,6 +86,19 @@ def _pool_rules(path: Path, pool: Pool) -> Iterator[Found]:
 
 
 NO_ROLES = "give at least one of prefill, relay, main, or leave roles out: then they are planned"
+
+
+def _kv_pool_rules(draft: Draft) -> Iterator[Found]:
+    first: dict[str, tuple[str, str]] = {}
+    for (site, name), pool in draft.pools.items():
+        if pool.kv_pool is None or pool.kv_pool.nvme is None:
+            continue
+        other = first.setdefault(pool.kv_pool.nvme.path, (site, name))
+        if other != (site, name):
+            yield (
+                ("sites", site, "pools", name, "kv_pool", "nvme", "path"),
+                f"{'.'.join(other)} keeps its blocks there already",
+            )
 
 
 def _codec_rules(draft: Draft) -> Iterator[Found]:

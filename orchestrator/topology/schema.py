@@ -15,6 +15,7 @@ from orchestrator.topology.units import (
     parse_price_per_gb,
     parse_price_per_h,
     parse_rate_bytes_per_s,
+    parse_size_bytes,
 )
 from transport.tls import TlsFiles
 from workers.api.messages import Role
@@ -64,6 +65,7 @@ PricePerGB = Annotated[
     float, quantity(parse_price_per_gb, "0.02/GB"), Field(ge=0, allow_inf_nan=False)
 ]
 Positive = Annotated[int, Field(gt=0)]
+Size = Annotated[int, quantity(parse_size_bytes, "8GiB"), Field(gt=0)]
 # Names become node labels, worker ids and metric labels.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -82,6 +84,26 @@ class Simulate(Strict):
 
     prefill_tokens_per_s: float = Field(default=2000.0, gt=0, allow_inf_nan=False)
     step_s: PositiveSeconds = Field(default=0.02, alias="step")
+
+
+class Files(Strict):
+    """Where KV blocks are kept as files, and how many bytes of them."""
+
+    path: str = Field(min_length=1)
+    size_bytes: Size = Field(alias="size")
+
+
+class KVPool(Strict):
+    """A store of KV blocks beside a pool's workers: memory, and files that outlive a restart.
+
+    Workers of all pools of the site that have one read from each other's. `quotas`: what a tenant
+    may have in each tier; who has none may fill it.
+    """
+
+    dram_bytes: Size = Field(alias="dram")
+    nvme: Files | None = None
+    policy: Literal["lru", "s3-fifo"] = "lru"
+    quotas: dict[Name, Size] = Field(default_factory=dict)
 
 
 class Pool(Strict):
@@ -108,6 +130,7 @@ class Pool(Strict):
     block_size: Positive = 16
     chunk_tokens: Positive = 128
     slots: Positive = 8  # legs at once in one worker
+    kv_pool: KVPool | None = None  # None: what leaves a worker's memory is lost
 
     @property
     def open(self) -> bool:

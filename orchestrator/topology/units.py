@@ -23,6 +23,9 @@ RATES_BYTES_PER_S = (
     | {f"{p}bit/s": factor / 8 for p, factor in PREFIXES.items()}
     | {f"{p}B/s": factor for p, factor in PREFIXES.items()}
 )
+SIZES_BYTES = {f"{p}B": factor for p, factor in PREFIXES.items()} | {
+    f"{p}iB": 1024.0**power for power, p in enumerate("KMGT", start=1)
+}
 PRICES_PER_HOUR = {"/h": 1.0, "/hour": 1.0}
 PRICES_PER_GB = {"/GB": 1.0}
 
@@ -47,6 +50,11 @@ def parse_distance_km(text: str) -> float:
 def parse_rate_bytes_per_s(text: str) -> float:
     """Bytes per second, from text such as 20Gbps or 2.5 GB/s. Raises UnitError."""
     return _parse(text, RATES_BYTES_PER_S, what="a bandwidth", example="20Gbps")
+
+
+def parse_size_bytes(text: str) -> int:
+    """Whole bytes, from text such as 8GiB or 200 GB. Raises UnitError."""
+    return round(_parse(text, SIZES_BYTES, what="a size", example="8GiB"))
 
 
 def parse_price_per_h(text: str) -> float:

@@ -23,17 +23,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreProcessConfig:
-    """A store: its place, its port, its tiers. With `tls` it takes connections of its site only.
+    """A store: whose it is, its port, its tiers. With `tls` it takes its site's connections only.
 
     The deployment's secret comes through the environment (SECRET_ENV).
     """
 
     name: str
     site: str
+    pool: str  # whose workers save to it
     host: str = "127.0.0.1"
     port: int
     tiers: StoreConfig
     tls: TlsFiles | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 class StoreProcess:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,6 +21,8 @@ from orchestrator.membership.inventory import Description, Phase
 from orchestrator.membership.reports import read_report
 from workers.api.messages import Role
 from workers.service.config import WorkerConfig
+from workers.storage.process import StoreProcessConfig
+from workers.tiers.store import StoreConfig
 
 SECRET = "a-secret-of-this-test"
 KEY = {"authorization": f"Bearer {SECRET}"}
@@ -72,9 +75,16 @@ class Nodes:
         self.refused = refused
         self.workers: dict[str, ScriptedWorker] = {}
         self.placed: list[str] = []
+        self.stores: list[str] = []
 
     def refusal(self, workers: int) -> str | None:
         return self.refused
+
+    def keep_store(self, config: StoreProcessConfig) -> None:
+        self.stores.append(config.name)
+
+    def remove_store(self, name: str) -> None:
+        self.stores.remove(name)
 
     def find(self, name: str) -> ScriptedWorker | None:
         return self.workers.get(name)
@@ -215,6 +225,24 @@ def test_what_no_node_can_hold_is_refused_and_nothing_is_placed():
             assert nodes.placed == []
 
     asyncio.run(scenario())
+
+
+def test_a_sites_store_is_kept_and_ends_with_the_site():
+    async def body():
+        nodes = Nodes()
+        store = StoreProcessConfig(
+            name="hami/p/store",
+            site="hami",
+            pool="p",
+            port=1,
+            tiers=StoreConfig(memory_bytes=1 << 20),
+        )
+        async with running(replace(spec(), stores=(store,)), nodes) as site:
+            assert nodes.stores == ["hami/p/store"]
+            await site.post("/stop")
+            await eventually(lambda: nodes.stores == [])
+
+    asyncio.run(body())
 
 
 def test_the_front_wants_the_key():

@@ -85,7 +85,7 @@ CASES = {
         "{chip: h200, tensor: 2,",
         "9:28: sites.shenzhen.pools.memory.tensor: unknown key 'tensor'; known: chip, count, "
         "instances, parallel, scale_up, roles, engine, simulate, price, kv_tokens, block_size, "
-        "chunk_tokens, slots",
+        "chunk_tokens, slots, kv_pool",
     ),
     "unknown key in a link": (
         "bandwidth: 20Gbps",
@@ -388,7 +388,7 @@ slo: {ttft: 2}
         "10:36: sites.shenzhen.pools.memory.roles[0]: unknown role 'mein'; did you mean 'main'?",
         "10:43: sites.shenzhen.pools.memory.color: unknown key 'color'; known: chip, count, "
         "instances, parallel, scale_up, roles, engine, simulate, price, kv_tokens, block_size, "
-        "chunk_tokens, slots",
+        "chunk_tokens, slots, kv_pool",
         "12:5: links[0]: give either distance_km or delay, exactly one of them",
         "12:22: links[0].between[1]: unknown site 'shenzen'; did you mean 'shenzhen'?",
         "12:43: links[0].bandwidth: '20G' is ambiguous: write 20Gbps for bits or 20GB/s for "

@@ -11,6 +11,7 @@ from orchestrator.topology.units import (
     parse_price_per_gb,
     parse_price_per_h,
     parse_rate_bytes_per_s,
+    parse_size_bytes,
     show_rate,
 )
 
@@ -43,6 +44,10 @@ from orchestrator.topology.units import (
         (parse_price_per_h, "2 / h", 2),
         (parse_price_per_h, "2 /hour", 2),
         (parse_price_per_gb, "0.02/GB", 0.02),
+        (parse_size_bytes, "8GiB", 8 << 30),
+        (parse_size_bytes, "1.5 TiB", 3 << 39),
+        (parse_size_bytes, "200 GB", 200e9),
+        (parse_size_bytes, "512B", 512),
     ],
 )
 def test_quantities(parse, text, value) -> None:

@@ -23,7 +23,8 @@ class Store:
         self.errors = folder / "store.log"
         self._config = folder / "store.json"
         sizes = {"memory_bytes": 64 << 20, "files": str(folder / "files"), "files_bytes": 256 << 20}
-        content = {"name": "store", "site": "here", "port": self.port, "tiers": sizes | tiers}
+        place = {"name": "store", "site": "here", "pool": "test", "port": self.port}
+        content = {**place, "tiers": sizes | tiers}
         self._config.write_text(json.dumps(content))
         self.client = StoreClient(self.address, SECRET)
         self.start()
