@@ -5,6 +5,7 @@ import json
 import logging
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -19,7 +20,7 @@ from orchestrator.errors import UserError
 from orchestrator.live.directory import Directory
 from orchestrator.live.driver import Driver, Record, new_gateway_name
 from orchestrator.live.openai.app import create_app
-from orchestrator.live.openai.border.connection import SEND_BUFFER_BYTES, Connection
+from orchestrator.live.openai.border.connection import SEND_BUFFER_BYTES, Connection, Outgoing
 from orchestrator.live.openai.border.door import Door
 from orchestrator.live.openai.service import ModelCard, Tokenizer
 from orchestrator.live.openai.text import StopWatch
@@ -136,8 +137,14 @@ class Gateway:
             self.driver.line(a, b, 2 * link.delay_s, link.rate_bytes_per_s)
         self.roster = Roster(topology, self.driver, directory)
         self._replanner = replanner
-        app = create_app(self.driver, metrics=metrics, door=door, cors=topology.gateway.cors)
-        self._public = Front(app, http=Connection)
+        app = create_app(
+            self.driver,
+            metrics=metrics,
+            live=lambda: state.describe(self.driver.ready(), clock()),
+            door=door,
+            cors=topology.gateway.cors,
+        )
+        self._public = Front(app, http=partial(Connection, Outgoing()))
         # Agents have a port of their own: with TLS they show certificates, which clients have not.
         self._internal = Front(
             _internal_app(self.roster, secret), None if tls is None else tls.server

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import uvicorn
@@ -30,7 +30,7 @@ class Front(uvicorn.Server):
     """uvicorn without its signal handlers: the process decides what a signal means.
 
     `serve(sockets=[...])` ends once `should_exit` is set; `up` is set when it answers. With `tls`
-    it speaks nothing else. `http` is uvicorn's protocol for a connection, or a class of one's own.
+    it speaks nothing else. `http` is uvicorn's protocol for a connection, or makes one's own.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Front(uvicorn.Server):
         app: ASGIApp,
         tls: ssl.SSLContext | None = None,
         *,
-        http: type[asyncio.Protocol] | Literal["auto"] = "auto",
+        http: Callable[..., asyncio.Protocol] | Literal["auto"] = "auto",
     ) -> None:
         self.up = asyncio.Event()
         self._tls = tls

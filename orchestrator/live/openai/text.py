@@ -45,16 +45,21 @@ class ByteDetokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._part = vocabulary.part
-        self._decode = _Utf8(errors="replace").decode
+        self._wholes = vocabulary.wholes
+        self._decoder = _Utf8(errors="replace")
+        self._between = True  # characters: no byte waits for others
         self.length = 0
 
     def push(self, id: int) -> str:
-        piece = self._decode(self._part(id))
+        piece = self._wholes[id] if self._between else None
+        if piece is None:
+            piece = self._decoder.decode(self._part(id))
+            self._between = not self._decoder.getstate()[0]
         self.length += len(piece)
         return piece
 
     def finish(self) -> str:
-        piece = self._decode(b"", True)
+        piece = self._decoder.decode(b"", True)
         self.length += len(piece)
         return piece
 
@@ -193,6 +198,8 @@ class TextStream:
     def push(self, ids: Sequence[int]) -> str:
         """The text that may be given out once `ids` are accepted."""
         if not self._watches:
+            if len(ids) == 1:
+                return self._text.push(ids[0])
             return "".join([self._text.push(id) for id in ids])
         pieces = []
         for id in ids:

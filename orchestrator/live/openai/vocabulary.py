@@ -5,7 +5,7 @@ call, which is not safe from two threads, and may "clean up" spaces, which no st
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ class Vocabulary:
         self._decoders = frozenset(_types(decoder))
         self._names: dict[int, TokenName] = {}
         self._parts: dict[int, bytes] = {}
+        self.wholes: Mapping[int, str | None] = _Wholes(self)
         # Whether a text is nothing but its tokens' bytes, one after the other.
         self.joins_bytes = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
@@ -106,6 +107,21 @@ class Vocabulary:
         table = {chr(b): b for b in plain}
         others = (b for b in range(256) if chr(b) not in table)
         return table | {chr(0x100 + i): b for i, b in enumerate(list(others))}
+
+
+class _Wholes(dict[int, str | None]):
+    """A token's text where its bytes are whole characters; None: they are not. See `part`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def __missing__(self, id: int) -> str | None:
+        try:
+            found: str | None = self._vocabulary.part(id).decode()
+        except UnicodeDecodeError:
+            found = None
+        self[id] = found
+        return found
 
 
 def _types(state: Any) -> set[str]:

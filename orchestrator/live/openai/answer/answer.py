@@ -86,6 +86,7 @@ class Answer(Response):
         self._moved = asyncio.Event()  # it began, ended, failed, or the client left
         self._early: list[bytes] = []  # frames from before the headers
         self._connection: Connection | None = None  # None: the headers are not out
+        self._direct: Connection | None = None  # the same, for frames that go as they are
         self._wrote = False  # since the keep-alive's timer was set
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,7 +171,12 @@ class Answer(Response):
         if isinstance(action, Emit):
             if choice.plain:
                 text = choice.text(action)
-                self._write(self._shape.text(i, text) if text else b"")
+                frame = self._shape.text(i, text) if text else b""
+                if self._direct is None:
+                    self._write(frame)
+                elif frame:
+                    self._direct.write(frame)
+                    self._wrote = True
                 return
             piece = choice.emit(action)
             self._write(b"" if piece is None else self._shape.delta(i, piece))
@@ -221,6 +227,7 @@ class Answer(Response):
     async def _stream(self, connection: Connection, send: Send) -> None:
         await send(_start(STREAM_HEADERS))
         self._connection = connection
+        self._direct = None if self._plan.continuous_usage else connection
         opening = b"".join(self._shape.opening(i) for i in range(len(self._choices)))
         if self._plan.continuous_usage:
             opening = self._shape.counted(opening, self._plan.usage(0))
@@ -239,6 +246,7 @@ class Answer(Response):
             connection.write(usage + DONE)
         finally:
             idle.cancel()
+        connection.flush()
         # It waits until the client has taken what it is slow at; the connection gives it up.
         await send(_body(b""))
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from orchestrator.live.gateway import take_port
 from orchestrator.live.openai.app import create_app
-from orchestrator.live.openai.border.connection import Connection
+from orchestrator.live.openai.border.connection import Connection, Outgoing
 from orchestrator.live.openai.service import ModelCard, Told
 from orchestrator.live.openai.text import StopWatch
 from orchestrator.live.openai.vocabulary import Vocabulary
@@ -262,7 +263,7 @@ def serving(service: ScriptedService, **options: Any) -> Iterator[Gateway]:
     started = threading.Event()
 
     async def run() -> None:
-        made.append(Front(app, http=Connection))
+        made.append(Front(app, http=partial(Connection, Outgoing())))
         started.set()
         await made[0].serve(sockets=[listener])
 
