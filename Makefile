@@ -14,7 +14,7 @@ UNFINISHED := $(VENV)/.unfinished
 # pip, in an environment that never asks a question.
 PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
 
-.PHONY: venv serve test compiled interpreted faults fuzz mutants lint clean
+.PHONY: venv serve test compiled interpreted faults fuzz mutants clients lint clean
 
 venv: $(READY)
 
@@ -64,6 +64,14 @@ fuzz: venv
 # breaks more rules, and the seeds of `make faults` must notice. Hours.)
 mutants: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.orchestrator.lifecycle.mutants
+
+# What others wrote, against a simulated service: `make clients` all of it, `make client-openai` one
+# (`python -m tests.clients.run --help` names them). Each has an environment under build/clients.
+clients: venv
+	$(BIN)/python -m tests.clients.run $(ARGS)
+
+client-%: venv
+	$(BIN)/python -m tests.clients.run $* $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ ENVIRONMENTS = ROOT / "build" / "clients"
 TOPOLOGY = ROOT / "configs" / "topologies" / "laptop-simulated.yaml"
 KEY = "a-clients-key"
 KEYS_ENV = "PDD_CLIENTS_KEYS"
+SIMULATED = "laptop-simulated.yaml with an API key, on the same machine"
 PIP = ("-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
 
 
@@ -95,14 +96,14 @@ class Result:
     code: int
 
     def markdown(self) -> str:
-        version, *checks = [*self.lines, "version ?"] if not self.lines else self.lines
+        version, *checks = self.lines or ("version unknown",)
         told = [f"## {self.name} {version.removeprefix('version ')}", ""]
         told += ["| asked | | came |", "|---|---|---|"]
         for check in checks:
             verdict, _, rest = check.partition(" ")
             asked, _, came = rest.partition(": ")
             told.append(f"| {asked} | {verdict} | {came.replace('|', chr(92) + '|')} |")
-        return "\n".join(told)
+        return "\n".join([*told, ""])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name, command in commands.items()
         ]
     if asked.record is not None:
-        asked.record.write_text(record(results, "a running service" if asked.url else "simulated"))
+        asked.record.write_text(record(results, asked.url or SIMULATED))
     failed = [result.name for result in results if result.code]
     print(f"failed: {', '.join(failed)}" if failed else "all as it must be")
     return 1 if failed else 0
@@ -158,13 +159,14 @@ def ask(name: str, command: Sequence[str]) -> Result:
 
 
 def record(results: Sequence[Result], service: str) -> str:
-    on = machine()
     head = (
         "# Clients\n\n"
-        "What clients that others wrote asked the service for, and what came. Written by\n"
-        "`make clients ARGS='--record benchmarks/clients.md'` (service: {service}; {on}).\n"
-    ).format(service=service, on=on)
-    return "\n\n".join([head.rstrip(), *(result.markdown() for result in results)]) + "\n"
+        "What clients that others wrote asked the service for, and what came: `make clients\n"
+        f"ARGS='--record benchmarks/clients.md'`. The service: {service}. The machine: "
+        + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine().items())
+        + ".\n"
+    )
+    return "\n".join([head, *(result.markdown() for result in results)])
 
 
 def _do(*command: str) -> None:

@@ -1,0 +1,73 @@
+"""The light clients on a running service, and the runner; the heavy ones: `make clients`."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.service import serving
+from tests.clients.run import CLIENTS, KEY, KEYS_ENV, SCRIPTS, Result, ask, main, record
+
+pytestmark = pytest.mark.timeout(300)
+
+TOPOLOGY = f"""\
+model: smollm2-135m
+sites:
+  here:
+    launch: local
+    pools:
+      all: {{chip: cpu, roles: [prefill, main], engine: simulated,
+             simulate: {{prefill_tokens_per_s: 20000.0, step: 5ms}}}}
+gateway: {{site: here}}
+security: {{api_keys_env: {KEYS_ENV}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """URL, key, model and tokenizer of a service with one fast worker, as scripts take them."""
+    file = tmp_path_factory.mktemp("service") / "clients.yaml"
+    file.write_text(TOPOLOGY)
+    with serving(file, environment={KEYS_ENV: KEY}) as served:
+        yield [served.url, KEY, served.model, "none"]
+
+
+@pytest.mark.parametrize("name", ["curl", "openai"])
+def test_a_client_gets_all_it_asks_for(name: str, service: list[str]) -> None:
+    script = SCRIPTS / CLIENTS[name].script
+    result = ask(name, [sys.executable, str(script), *service])
+    assert result.code == 0, "\n".join(result.lines)
+    assert result.lines[0].startswith("version ")
+    assert all(line.startswith("ok ") for line in result.lines[1:])
+    assert len(result.lines) > 10
+
+
+def test_a_check_that_fails_is_told_and_fails_the_script(service: list[str]) -> None:
+    url, _, *rest = service
+    result = ask("openai", [sys.executable, str(SCRIPTS / "ask_openai.py"), url, "wrong", *rest])
+    assert result.code == 1
+    assert any(line.startswith("BAD models: AuthenticationError") for line in result.lines)
+
+
+def test_every_client_has_a_script_and_an_unknown_one_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scripts = {client.script for client in CLIENTS.values()}
+    assert scripts == {path.name for path in SCRIPTS.glob("ask_*")}
+    assert main(["nobody"]) == 2
+    assert "no client nobody" in capsys.readouterr().err
+
+
+def test_what_came_is_recorded(tmp_path: Path) -> None:
+    lines = ("version 1.2", "ok chat: 3 | 4: five", "BAD stop: AssertionError: no")
+    told = record([Result(name="it", lines=lines, code=1)], "here").splitlines()
+    assert told[0] == "# Clients"
+    assert told[-5:] == [
+        "",
+        "| asked | | came |",
+        "|---|---|---|",
+        r"| chat | ok | 3 \| 4: five |",
+        "| stop | BAD | AssertionError: no |",
+    ]
+    assert "## it 1.2" in told
