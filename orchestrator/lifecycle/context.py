@@ -88,6 +88,7 @@ class Context:
                 sampling=spec.sampling,
                 reserve=reserve,
                 cache_salt=spec.cache_salt,
+                tenant=spec.tenant,
             ),
         )
         if source is not None:

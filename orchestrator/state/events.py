@@ -35,7 +35,8 @@ class Arrived:
     `route` and `handoff` override the deployment's policy; None: the policy decides.
     `stop_strings` are matched by the machine's stop watch, over the accepted tokens' text.
     `weight`, above 0: its KV goes over a line as if it were that many times smaller. Of those who
-    wait for a place the smallest `priority` gets the next one.
+    wait for a place the smallest `priority` gets the next one. `tenant`: whose request it is, for
+    what sites' stores may keep of it.
     """
 
     request: str
@@ -46,6 +47,7 @@ class Arrived:
     stop_strings: tuple[str, ...] = ()
     sampling: Sampling = field(default_factory=Sampling)
     cache_salt: str = ""
+    tenant: str = "default"
     weight: float = 1.0
     priority: int = 0
     route: Route | None = None

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp
 
 from orchestrator.live.openai.answer.answer import Answer, Patience
 from orchestrator.live.openai.answer.shapes import ChatShape, CompletionShape
-from orchestrator.live.openai.border.door import RATE_HEADERS, Door
+from orchestrator.live.openai.border.door import DEFAULT_TENANT, RATE_HEADERS, Door
 from orchestrator.live.openai.border.guard import Guard
-from orchestrator.live.openai.border.visit import Visits
+from orchestrator.live.openai.border.visit import Visits, visit_of
 from orchestrator.live.openai.errors import ApiError, internal, scrub, unavailable
 from orchestrator.live.openai.intake import Intake, Prepared, unknown_model
 from orchestrator.live.openai.openapi import document
@@ -70,9 +70,11 @@ def create_app(
         shape_of: type[ChatShape] | type[CompletionShape],
     ) -> Response:
         prepared = await _prepared(await _read_body(request, body_limit), prepare)
+        visit = visit_of(request.scope)
         plan = intake.plan(
             prepared,
             request.headers,
+            tenant=DEFAULT_TENANT if visit.tenant is None else visit.tenant.name,
             new_request_id=service.new_request_id,
             draw_seed=draw_seed,
         )

@@ -191,6 +191,7 @@ class Intake:
         prepared: Prepared,
         headers: Mapping[str, str],
         *,
+        tenant: str,
         new_request_id: Callable[[], str],
         draw_seed: Callable[[], int],
     ) -> Plan:
@@ -224,6 +225,7 @@ class Intake:
                 stop_strings=request.stop,
                 sampling=_sampling(prepared, (seed + nth) % (2 * INT64)),
                 cache_salt=request.cache_salt,
+                tenant=tenant,
                 weight=request.pdd_weight,
                 priority=request.priority,
                 route=None if request.pdd_route == "auto" else Route(request.pdd_route),

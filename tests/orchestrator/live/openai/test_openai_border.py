@@ -265,6 +265,7 @@ def test_beyond_a_rate_is_429_with_retry_after(scripted, serve, rates, of):
         assert len(scripted.arrived) == 1
         assert gateway.get("/v1/models", headers=key).status_code == 200, "it makes no work"
         assert gateway.chat(headers={"authorization": "Bearer other"}).status_code == 200
+        assert [arrived.tenant for arrived in scripted.arrived] == ["acme", "default"]
 
 
 def test_what_is_left_of_the_rates_is_told(scripted, serve):
