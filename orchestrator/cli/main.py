@@ -18,6 +18,7 @@ from orchestrator.errors import UserError
 COMMANDS = {
     "init": "Make the certificates of a deployment's sites.",
     "validate": "Check a topology file and name every mistake in it.",
+    "schema": "Print what a topology or scenario file may say, as JSON Schema.",
     "plan": "Find out which pool should play which role, and why.",
     "replay": "Find out in virtual time what a deployment gives and costs.",
     "bench": "Measure a claim.",

@@ -4,11 +4,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import with_info_before_validator_function
 
 from orchestrator.state.config import Deadlines as CoreDeadlines
 from orchestrator.topology.units import (
+    WITH_UNIT,
     UnitError,
     parse_distance_km,
     parse_duration_s,
@@ -31,19 +42,33 @@ SITE_BYTES_PER_S = 25e9
 FROM_FILE = {"from_file": True}  # the validation context in which bare numbers have no unit
 
 
-def quantity(parse: Callable[[str], float], example: str) -> BeforeValidator:
-    """Text is parsed; a bare number is an SI value in code but a mistake in a file."""
+class Quantity:
+    """Text is parsed; a bare number is an SI value in code but a mistake in a file.
 
-    def read(value: object, info: ValidationInfo) -> object:
+    For pydantic's `Annotated`; its JSON schema is a text with a unit.
+    """
+
+    def __init__(self, parse: Callable[[str], float], example: str) -> None:
+        self._parse, self._example = parse, example
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return with_info_before_validator_function(self._read, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, object]:
+        return {"type": "string", "pattern": WITH_UNIT, "examples": [self._example]}
+
+    def _read(self, value: object, info: ValidationInfo) -> object:
         if isinstance(value, str):
-            return parse(value)
+            return self._parse(value)
         if info.context == FROM_FILE and value is not None:
             if isinstance(value, int | float) and not isinstance(value, bool):
-                raise UnitError(f"{value!r} has no unit; write it such as {example}")
-            raise UnitError(f"expected a quantity such as {example}")
+                raise UnitError(f"{value!r} has no unit; write it such as {self._example}")
+            raise UnitError(f"expected a quantity such as {self._example}")
         return value
-
-    return BeforeValidator(read)
 
 
 def _distance(value: object) -> object:
@@ -51,21 +76,21 @@ def _distance(value: object) -> object:
     return parse_distance_km(value) if isinstance(value, str) else value
 
 
-_DURATION = quantity(parse_duration_s, "50ms")
+_DURATION = Quantity(parse_duration_s, "50ms")
 Seconds = Annotated[float, _DURATION, Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, _DURATION, Field(gt=0, allow_inf_nan=False)]
 Rate = Annotated[
-    float, quantity(parse_rate_bytes_per_s, "20Gbps"), Field(gt=0, allow_inf_nan=False)
+    float, Quantity(parse_rate_bytes_per_s, "20Gbps"), Field(gt=0, allow_inf_nan=False)
 ]
 Kilometres = Annotated[float, BeforeValidator(_distance), Field(ge=0, allow_inf_nan=False)]
 PricePerHour = Annotated[
-    float, quantity(parse_price_per_h, "2.0/h"), Field(ge=0, allow_inf_nan=False)
+    float, Quantity(parse_price_per_h, "2.0/h"), Field(ge=0, allow_inf_nan=False)
 ]
 PricePerGB = Annotated[
-    float, quantity(parse_price_per_gb, "0.02/GB"), Field(ge=0, allow_inf_nan=False)
+    float, Quantity(parse_price_per_gb, "0.02/GB"), Field(ge=0, allow_inf_nan=False)
 ]
 Positive = Annotated[int, Field(gt=0)]
-Size = Annotated[int, quantity(parse_size_bytes, "8GiB"), Field(gt=0)]
+Size = Annotated[int, Quantity(parse_size_bytes, "8GiB"), Field(gt=0)]
 # Names become node labels, worker ids and metric labels.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -201,11 +226,17 @@ class Replan(Strict):
 
 
 class Gateway(Strict):
-    """Where clients connect."""
+    """Where clients connect.
+
+    With several `processes` each answers on `port`, where the kernel shares the connections out,
+    and number i of them alone on `port` + i, i from 1. Each has rates, metrics and a queue of its
+    own.
+    """
 
     site: str
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=1, le=65535)
+    processes: int = Field(default=1, ge=1, le=64)
     cors: tuple[str, ...] = Field(default=(), strict=False)  # origins of web pages that may ask
 
 

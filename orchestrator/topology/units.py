@@ -7,6 +7,8 @@ from collections.abc import Mapping
 NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?"
 QUANTITY = re.compile(rf"(?P<sign>[+-]?)\s*(?P<number>{NUMBER})\s*(?P<unit>[A-Za-zµμ/ ]*)")
 
+WITH_UNIT = rf"^\s*\+?\s*({NUMBER})\s*[A-Za-zµμ/ ]+$"  # what an editor can tell of one
+
 DURATIONS_S = {
     "us": 1e-6,
     "µs": 1e-6,

@@ -5,7 +5,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from orchestrator.catalogue import MEMORY_USE, Catalogue, Chip, ModelFacts
 from orchestrator.replay.lines.model import Congestion, Sharing
@@ -22,6 +30,7 @@ from orchestrator.topology.schema import (
     PositiveSeconds,
     PricePerGB,
     PricePerHour,
+    Quantity,
     Rate,
     Replan,
     RouteName,
@@ -29,11 +38,10 @@ from orchestrator.topology.schema import (
     Slo,
     Strict,
     Topology,
-    quantity,
 )
 
-RequestRate = Annotated[float, quantity(parse_rate_per_s, "80/s"), Field(gt=0, allow_inf_nan=False)]
-Rent = Annotated[float, quantity(parse_rent_per_h, "40000/month"), Field(ge=0, allow_inf_nan=False)]
+RequestRate = Annotated[float, Quantity(parse_rate_per_s, "80/s"), Field(gt=0, allow_inf_nan=False)]
+Rent = Annotated[float, Quantity(parse_rent_per_h, "40000/month"), Field(ge=0, allow_inf_nan=False)]
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Two = Annotated[tuple[Name, Name], Field(strict=False)]
 # A pool of a site, and a worker of a pool, as the rest of the project names them.
@@ -48,14 +56,27 @@ def _part(value: object) -> float | str:
     raise ValueError(f"expected a part of at least 0 and below 1, skewed or narrow, got {value!r}")
 
 
-PartKnown = Annotated[float | str, PlainValidator(_part)]
+PART = {"anyOf": [{"type": "number", "minimum": 0}, {"enum": ["skewed", "narrow"]}]}
+PartKnown = Annotated[float | str, PlainValidator(_part), WithJsonSchema(PART)]
 
 
 def _switch(value: object) -> object:
     return {"on": True, "off": False}.get(value, value) if isinstance(value, str) else value
 
 
-Switch = Annotated[bool, BeforeValidator(_switch)]
+SWITCH = {"enum": [True, False, "on", "off"]}
+Switch = Annotated[bool, BeforeValidator(_switch), WithJsonSchema(SWITCH)]
+# What its entries leave unsaid is as the packaged catalogue says, so they need not be whole.
+ENTRIES = WithJsonSchema({"type": "object", "additionalProperties": {"type": "object"}})
+
+
+class OrName:
+    """A file may name it instead: then it is read from elsewhere before it is checked here."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, object]:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
 
 
 # ------------------------------------------------------------------------------------ workload
@@ -170,7 +191,7 @@ class Compared(Strict):
     share: Annotated[Sharing, Field(strict=False)] = Sharing.OURS
     prefix_caches: Switch = True
     replan: Replan | None = None
-    topology: Topology | None = None
+    topology: Annotated[Topology | None, OrName()] = None
 
 
 class FaultSection(Strict):
@@ -249,15 +270,15 @@ class LinesSection(Strict):
 class CatalogueSection(Strict):
     """Figures that the packaged catalogue lacks, or others than it has."""
 
-    chips: dict[str, Chip] = Field(default_factory=dict)
-    models: dict[str, ModelFacts] = Field(default_factory=dict)
+    chips: Annotated[dict[str, Chip], ENTRIES] = Field(default_factory=dict)
+    models: Annotated[dict[str, ModelFacts], ENTRIES] = Field(default_factory=dict)
 
 
 class ScenarioFile(Strict):
     """Everything a scenario's file says."""
 
     title: str | None = None
-    topology: Topology
+    topology: Annotated[Topology, OrName()]
     workload: WorkloadSection
     policies: tuple[Compared, ...] = Field(min_length=1, strict=False)
     faults: tuple[FaultSection, ...] = Field(default=(), strict=False)
@@ -265,7 +286,7 @@ class ScenarioFile(Strict):
     prices: Prices = Field(default_factory=Prices)
     slo: Slo | None = None
     seed: int = Field(default=0, ge=0)
-    catalogue: CatalogueSection = Field(default_factory=CatalogueSection)
+    catalogue: Annotated[CatalogueSection, OrName()] = Field(default_factory=CatalogueSection)
     timelines: Annotated[int, Field(ge=0)] = 0  # of every so many requests; 0: of none
     memory_use: Annotated[float, Field(gt=0, le=1)] = (
         MEMORY_USE  # share of a chip's memory for its worker

@@ -60,6 +60,7 @@ SURFACE = {
         *("--sweep", "--trace", "-o/--output"),
         "file",
     ],
+    "schema": ["-o/--output", "kind"],
     "serve": ["--gateway-site", "--logs", "--port", "--record", "-o/--output", "file"],
     "status": ["--key", "--url", "-o/--output"],
     "validate": ["-o/--output", "file"],

@@ -137,7 +137,7 @@ def test_mistakes(
 
 def test_killed_and_gone_on(file: Path, tmp_path: Path) -> None:
     """A process of its own, killed after its first results; Ray's processes end with it."""
-    file.write_text(SMALL.replace("count: 40", "count: 2000"))
+    file.write_text(SMALL.replace("count: 40", "count: 700"))
     kept = tmp_path / "kept.jsonl"
     command = [
         *(sys.executable, "-m", "orchestrator.cli.main", "replay", str(file), "--sweep", GRID),
