@@ -98,7 +98,7 @@ class Context:
     def connect(self, req: Request, source: Leg, target: Leg, now: float) -> None:
         """Have `source` send `target` the KV it lacks."""
         target.source = source.epoch
-        target.source_at = now
+        target.source_at, target.source_site = now, source.site
         prompt = req.prompt
         self.send(
             source.worker,

@@ -96,6 +96,7 @@ class Leg:
     opened_at: float
     source: int | None = None
     source_at: float | None = None  # when the KV could begin to move
+    source_site: str | None = None  # and from where, also when that leg has ended
     landed_at: float | None = None
     first_at: float | None = None  # its first accepted token, which has this index
     first_index: int | None = None

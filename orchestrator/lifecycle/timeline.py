@@ -51,7 +51,6 @@ class Timeline:
 def timeline(req: Request, now: float) -> Timeline:
     """Also of a request that has ended, however that was."""
     legs = sorted((*req.past, *req.legs.values()), key=lambda leg: leg.epoch)
-    sites = {leg.epoch: leg.site for leg in legs}
     return Timeline(
         request=req.name,
         phase=req.joint_phase(),
@@ -60,18 +59,18 @@ def timeline(req: Request, now: float) -> Timeline:
         routed_at=req.account.routed_at,
         first_token_at=req.account.first_token_at,
         now=now,
-        legs=tuple(_times(leg, sites) for leg in legs),
+        legs=tuple(map(_times, legs)),
         summary=summarise(req),
     )
 
 
-def _times(leg: Leg, sites: dict[int, str]) -> LegTimes:
+def _times(leg: Leg) -> LegTimes:
     return LegTimes(
         role=leg.role,
         worker=leg.worker,
         site=leg.site,
         opened_at=leg.opened_at,
-        kv_from=None if leg.source is None else sites[leg.source],
+        kv_from=leg.source_site,
         kv_at=leg.source_at,
         landed_at=leg.landed_at,
         first_at=leg.first_at,

@@ -25,6 +25,8 @@ from orchestrator.live.openai.border.door import Door
 from orchestrator.live.openai.service import ModelCard, Tokenizer
 from orchestrator.live.openai.text import StopWatch
 from orchestrator.live.openai.vocabulary import Vocabulary
+from orchestrator.live.page.requests import Recent
+from orchestrator.live.page.state import LiveState
 from orchestrator.live.replanner import Replanner
 from orchestrator.live.roster import Roster, expected_workers
 from orchestrator.membership.reports import LeaseRefused
@@ -115,6 +117,8 @@ class Gateway:
         tls: TlsContexts | None = None,
     ) -> None:
         metrics = Metrics(CollectorRegistry(), card.name)
+        clock = asyncio.get_running_loop().time
+        recent = Recent(clock)
         vocabulary = Vocabulary(tokenizer, card.stop_ids)
         self.driver = Driver(
             core_config(topology, new_gateway_name()),
@@ -126,12 +130,19 @@ class Gateway:
             metrics=metrics,
             needed=expected_workers(topology),
             record=record,
-            watchers=(metrics,),
+            watchers=(metrics, recent),
             finished=(lambda summary: None) if replanner is None else replanner.ended,
             tls=None if tls is None else tls.client,
         )
         aliases = topology.metrics.vllm_aliases
         metrics.watch(self.driver.machine, self.driver.members, vllm_aliases=aliases)
+        state = LiveState(
+            self.driver.machine,
+            self.driver.members,
+            recent,
+            model=card.name,
+            sites=tuple(topology.sites),
+        )
         for link in topology.links:
             a, b = link.between
             self.driver.line(a, b, 2 * link.delay_s, link.rate_bytes_per_s)

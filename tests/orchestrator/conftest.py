@@ -1,4 +1,4 @@
-"""A real browser, for the pages of reports."""
+"""A real browser, for our pages."""
 
 import shutil
 from collections.abc import Iterator

@@ -28,6 +28,7 @@ from orchestrator.live.openai.openapi import document
 from orchestrator.live.openai.service import ModelCard, Service
 from orchestrator.live.openai.template import ChatTemplate
 from orchestrator.live.openai.vocabulary import Vocabulary
+from orchestrator.live.page.page import live_page
 from orchestrator.metrics.exposition import Metrics
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ def create_app(
     service: Service,
     *,
     metrics: Metrics,
+    live: Callable[[], dict[str, Any]],
     door: Door | None = None,
     cors: Sequence[str] = (),
     patience: Patience | None = None,
@@ -56,8 +58,9 @@ def create_app(
 ) -> ASGIApp:
     """The gateway's HTTP application in front of `service`, to be served over `Connection`.
 
-    `door` None: everybody may come in. `cors`: the origins whose pages may ask, `*` for any.
-    `draw_seed`: the seed of a sampled request without one.
+    `live`: what the page at / shows, as JSON values. `door` None: everybody may come in. `cors`:
+    the origins whose pages may ask, `*` for any. `draw_seed`: the seed of a sampled request without
+    one.
     """
     vocabulary = Vocabulary(service.tokenizer, service.model.stop_ids)
     intake = Intake(service.model, vocabulary, ChatTemplate(service.tokenizer))
@@ -145,6 +148,14 @@ def create_app(
     async def status(request: Request) -> Response:
         return _json(service.status())
 
+    page = live_page()
+
+    async def front(request: Request) -> Response:
+        return Response(page.html, headers=page.headers, media_type="text/html")
+
+    async def state(request: Request) -> Response:
+        return _json(live())
+
     app: ASGIApp = Starlette(
         routes=[
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
@@ -159,6 +170,8 @@ def create_app(
             Route("/openapi.json", openapi),
             Route("/metrics", scrape),
             Route("/status", status),
+            Route("/", front),
+            Route("/pdd/state", state),
         ],
         exception_handlers={
             ApiError: _api_error,

@@ -48,6 +48,7 @@ def test_a_lost_leg_stays_in_the_timeline(rig: MachineRig) -> None:
     rig.now += 1
     rig.lose("m0")
     lost = next(leg for leg in timeline(rig.req, rig.now).legs if leg.role is M)
+    assert lost.kv_from == "hami"
     assert (lost.lost, lost.ended_at, lost.tokens, lost.last_at) == (True, rig.now, 0, None)
 
 

@@ -8,7 +8,8 @@ from orchestrator.live.openai.border.door import Door
 from orchestrator.live.openai.border.visit import visit_of
 from orchestrator.live.openai.errors import ApiError, rate_limited
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/version"})  # for probes: no key, no rate
+# No key, no rate: for probes, and the page, which says nothing before it was given a key.
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/"})
 
 
 class Guard:

@@ -116,6 +116,9 @@ class ScriptedService:
     def status(self) -> dict[str, Any]:
         return {"model": self.model.name, "open": len(self.open)}
 
+    def live(self) -> dict[str, Any]:
+        return {"model": self.model.name, "requests": {"open": len(self.open)}}
+
     def wait_until(self, true: Callable[[], bool], timeout_s: float = 5.0) -> bool:
         with self.changed:
             return self.changed.wait_for(true, timeout_s)
@@ -257,7 +260,7 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 def serving(service: ScriptedService, **options: Any) -> Iterator[Gateway]:
     """The application on a real uvicorn server in a thread of its own."""
     metrics = Metrics(CollectorRegistry(), service.model.name)
-    app = create_app(service, metrics=metrics, **options)
+    app = create_app(service, metrics=metrics, live=service.live, **options)
     listener = take_port("127.0.0.1", 0)
     made: list[Front] = []
     started = threading.Event()

@@ -1,0 +1,1 @@
+"""The page's HTML, styles and scripts."""
