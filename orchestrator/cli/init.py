@@ -1,9 +1,9 @@
-"""`pdd init --certs DIR`: a CA and a certificate per site, for a first try with TLS."""
+"""`pdd init`: a commented topology, and a CA and a certificate per site, for a first try."""
 
 import datetime
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,59 +13,111 @@ import typer
 from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.errors import UserError
 from orchestrator.topology.document import read_document
+from orchestrator.topology.packaged import DEFAULT_FILE
 from orchestrator.topology.schema import NAME_PATTERN
+from orchestrator.topology.starter import starter
 from transport.certificates import Authority, Pair
 from transport.tls import site_hostname
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
+SITES = ("hami", "shenzhen")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What was written, until when it is valid, and what goes into the topology."""
+    """What was written; of certificates until when they are valid, and what goes into the topology.
 
-    files: list[str]
+    `topology`: the file that was written; None: there was one already.
+    """
+
+    topology: str | None
+    files: list[str]  # of certificates and keys
     sites: dict[str, str]  # site -> the DNS name in its certificate
-    valid_until: str  # ISO 8601, UTC
-    tls: dict[str, str]
+    valid_until: str | None  # ISO 8601, UTC
+    tls: dict[str, str] | None
 
 
 @app.command()
 def init(
     file: Annotated[
-        Path | None, typer.Argument(help="A topology file, for the names of its sites.")
+        Path | None,
+        typer.Argument(
+            help="The topology file: written, unless it is there. Default: topology.yaml."
+        ),
     ] = None,
     certs: Annotated[
         Path | None, typer.Option(help="Make a CA and a certificate per site in this folder.")
     ] = None,
     sites: Annotated[
-        str | None, typer.Option(help="The sites' names, with commas, instead of a file.")
+        str | None,
+        typer.Option(
+            help="The sites' names, with commas; with --certs and without a file only certificates "
+            "are made. Default: hami,shenzhen."
+        ),
     ] = None,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Make the certificates with which the sites of a deployment know each other."""
-    if certs is None:
-        raise UserError("--certs: name a folder for the certificates; nothing else is made so far")
-    if (file is None) == (sites is None):
-        raise UserError("name the sites once: by a topology file or by --sites a,b")
-    names = _names_in(file) if file is not None else _names_given(sites or "")
-    authority = Authority(datetime.datetime.now(datetime.UTC))
-    written = _write(certs, authority, names)
-    seen = _seen_from(certs, file)
+    """Write a commented topology to start from; on request the certificates of its sites too, or
+    of the sites of a topology that is there already."""
+    target = _target(file, certs, sites)
+    there = target is not None and target.exists()
+    if target is not None and there:
+        names = _names_in(target)
+    else:
+        names = _names_given(sites or ",".join(SITES))
     made = Made(
-        files=[str(path) for path in written],
+        topology=None if target is None or there else str(target),
+        files=[],
         sites={name: site_hostname(name) for name in names},
-        valid_until=authority.until.isoformat(timespec="seconds"),
-        tls={
-            "ca": str(seen / "ca.pem"),
-            "cert": str(seen / "{site}.pem"),
-            "key": str(seen / "{site}.key"),
-        },
+        valid_until=None,
+        tls=None,
     )
+    if certs is not None:
+        authority = Authority(datetime.datetime.now(datetime.UTC))
+        made = replace(
+            made,
+            files=[str(path) for path in _write(certs, authority, names)],
+            valid_until=authority.until.isoformat(timespec="seconds"),
+            tls=_tls(_seen_from(certs, target)),
+        )
+    if target is not None and not there:
+        _write_topology(target, starter(names, tls=made.tls))
     if output is Format.JSON:
         print_json(made)
     else:
         print(_text(made))
+
+
+def _target(file: Path | None, certs: Path | None, sites: str | None) -> Path | None:
+    """The topology that is written or read; None: there is none, only certificates are wanted."""
+    if file is None and certs is not None and sites is not None:
+        return None
+    target = file or DEFAULT_FILE
+    if target.exists() and sites is not None:
+        raise UserError(f"--sites: {target} is there already, and names its sites")
+    if target.exists() and certs is None:
+        raise UserError(f"{target} is there already; name another, or --certs for its certificates")
+    return target
+
+
+def _tls(folder: Path) -> dict[str, str]:
+    """What a topology says of the certificates in a folder."""
+    return {
+        "ca": str(folder / "ca.pem"),
+        "cert": str(folder / "{site}.pem"),
+        "key": str(folder / "{site}.key"),
+    }
+
+
+def _write_topology(file: Path, text: str) -> None:
+    """Raises UserError."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as out:
+            out.write(text)
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename or file}: {error.strerror}") from error
 
 
 def _names_in(file: Path) -> list[str]:
@@ -133,10 +185,17 @@ def _seen_from(certs: Path, file: Path | None) -> Path:
 
 
 def _text(made: Made) -> str:
-    tls = "\n".join(f"    {key}: {orjson.dumps(path).decode()}" for key, path in made.tls.items())
-    key = Path(made.files[0]).with_suffix(".key")
-    return (
-        "\n".join(f"wrote {path}" for path in made.files)
-        + f"\nvalid until {made.valid_until}; whoever has {key} can make more: keep it off the "
-        f"sites\n\nIn the topology:\n\nsecurity:\n  tls:\n{tls}"
-    )
+    lines = [f"wrote {path}" for path in (made.topology, *made.files) if path is not None]
+    if made.files:
+        key = Path(made.files[0]).with_suffix(".key")
+        lines.append(
+            f"valid until {made.valid_until}; whoever has {key} can make more: keep it off the "
+            "sites"
+        )
+    if made.topology is None and made.tls is not None:
+        lines += ["", "In the topology:", "", "security:", "  tls:"]
+        lines += [f"    {key}: {orjson.dumps(path).decode()}" for key, path in made.tls.items()]
+    if made.topology is not None:
+        named = "" if made.topology == str(DEFAULT_FILE) else f" {made.topology}"
+        lines.append(f"next: pdd serve{named}")
+    return "\n".join(lines)

@@ -16,7 +16,7 @@ from orchestrator.errors import UserError
 # A command `x` is the Typer `app` of orchestrator.cli.x, imported only when it is called, so that
 # help and mistakes come at once. To add a command, add its line here.
 COMMANDS = {
-    "init": "Make the certificates of a deployment's sites.",
+    "init": "Write a topology to start from, and certificates for its sites.",
     "validate": "Check a topology file and name every mistake in it.",
     "schema": "Print what a topology or scenario file may say, as JSON Schema.",
     "plan": "Find out which pool should play which role, and why.",

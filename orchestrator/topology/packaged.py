@@ -3,6 +3,8 @@
 from importlib.resources import as_file, files
 from pathlib import Path
 
+DEFAULT_FILE = Path("topology.yaml")  # what `pdd init` writes and `pdd serve` reads
+
 
 def packaged_topology(name: str) -> Path:
     """The path of a shipped topology. Raises FileNotFoundError for a name there is not."""

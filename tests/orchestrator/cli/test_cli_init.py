@@ -1,4 +1,4 @@
-"""`pdd init --certs`: certificates that work, written once, and everything it refuses."""
+"""`pdd init`: a topology that starts, certificates that work, and everything it refuses."""
 
 import json
 import stat
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.main import run
+from orchestrator.live.running import check_startable
 from orchestrator.topology.load import load_topology
 from transport.tls import TlsFiles, check_files
 
@@ -108,12 +109,12 @@ def test_nothing_is_overwritten_and_nothing_written_beside(
 
 
 BAD = {
-    "no folder": (["--sites", "a"], "--certs: name a folder for the certificates; nothing else"),
-    "no sites": (["--certs", "certs"], "name the sites once: by a topology file or by --sites a,b"),
-    "sites twice": (
+    "a file that is there": ([], "topology.yaml is there already; name another, or --certs for"),
+    "sites of a file that is there": (
         ["topology.yaml", "--certs", "certs", "--sites", "a"],
-        "name the sites once: by a topology file or by --sites a,b",
+        "--sites: topology.yaml is there already, and names its sites",
     ),
+    "a file that cannot be": (["topology.yaml/x.yaml"], "cannot write topology.yaml: File exists"),
     "a bad name": (
         ["--certs", "certs", "--sites", "a,../b"],
         "--sites: the name '../b' may only have letters, digits, - and _ (at most 40)",
@@ -125,7 +126,6 @@ BAD = {
     "the CA's name": (["--certs", "certs", "--sites", "CA"], "--sites: a site cannot be called"),
     "twice": (["--certs", "certs", "--sites", "a,b,A"], "--sites: 'a' and 'A' differ only in case"),
     "the same twice": (["--certs", "certs", "--sites", "a,b,a"], "--sites: 'a' is there twice"),
-    "no such file": (["nowhere.yaml", "--certs", "certs"], "nowhere.yaml:1:1: cannot be read"),
     "a folder that cannot be": (
         ["--certs", "topology.yaml/certs", "--sites", "a"],
         "--certs: cannot write topology.yaml/certs: Not a directory",
@@ -142,6 +142,35 @@ def test_mistakes(
     assert run(["init", *arguments]) == 2
     assert told(capsys).startswith(line)
     assert not Path("certs").exists()
+
+
+@pytest.mark.parametrize("sites", ["a", "hami,shenzhen", "a,b,C_3"])
+def test_a_topology_to_start_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], sites: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["init", "--sites", sites]) == 0
+    assert capsys.readouterr().out == "wrote topology.yaml\nnext: pdd serve\n"
+    assert run(["validate", "topology.yaml"]) == 0
+    topology = load_topology("topology.yaml")
+    assert list(topology.sites) == sites.split(",")
+    assert topology.security.tls is None
+    check_startable(topology)
+
+
+def test_a_topology_with_certificates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["init", "deploy/my.yaml", "--certs", "deploy/certs"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("wrote deploy/my.yaml\nwrote deploy/certs/ca.pem\n")
+    assert out.endswith("next: pdd serve deploy/my.yaml\n")
+    assert 'ca: "certs/ca.pem"' in Path("deploy/my.yaml").read_text(), "both can move"
+    tls = load_topology("deploy/my.yaml").security.tls
+    assert tls is not None
+    for site in ("hami", "shenzhen"):
+        check_files(tls.files(site), site)
 
 
 @pytest.mark.parametrize("text", ["model: x\n", "sites: {}\n", "sites: [a]\n", "- a\n"])
