@@ -26,6 +26,7 @@ from orchestrator.live.site_workers import Roles
 from orchestrator.replan.watch import Replanning
 from orchestrator.replay.scenario.roles import plan_roles, replanning_of
 from orchestrator.topology.load import load_topology
+from orchestrator.topology.packaged import DEFAULT_FILE
 from orchestrator.topology.schema import Topology
 from workers.service.logs import log_to
 
@@ -34,7 +35,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def serve(
-    file: Annotated[Path, typer.Argument(help="The topology file.")],
+    file: Annotated[Path, typer.Argument(help="The topology file.")] = DEFAULT_FILE,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Listen here instead of the file's port.")
     ] = None,
