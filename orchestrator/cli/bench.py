@@ -12,6 +12,7 @@ from orchestrator.cli.benches.mutants import mutants
 from orchestrator.cli.benches.paper import paper
 from orchestrator.cli.benches.parity import parity
 from orchestrator.cli.benches.plan import plan
+from orchestrator.cli.benches.pool import pool
 from orchestrator.cli.benches.replay import replay
 from orchestrator.cli.benches.schedule import schedule
 from orchestrator.cli.benches.turns import turns
@@ -30,6 +31,7 @@ app.command()(mutants)
 app.command()(paper)
 app.command()(parity)
 app.command()(plan)
+app.command()(pool)
 app.command()(replay)
 app.command()(schedule)
 app.command()(turns)

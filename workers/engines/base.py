@@ -18,6 +18,7 @@ import numpy as np
 
 from workers.api.info import EngineInfo, Part
 from workers.api.messages import Sampling, TokenLogprobs
+from workers.costs import Costs
 
 
 class SeqId(NamedTuple):
@@ -114,9 +115,13 @@ KVListener = Callable[[SeqId, int, int, int], None]
 
 
 class Engine(Protocol):
-    """See the module's docstring. Every verb on an unknown sequence raises KeyError."""
+    """See the module's docstring. Every verb on an unknown sequence raises KeyError.
+
+    `costs`: what its steps take by its own model; None: that is to be measured.
+    """
 
     info: EngineInfo
+    costs: Costs | None
     on_kv: KVListener | None
 
     def open(self, seq: SeqId, spec: SequenceSpec, *, reuse: bool) -> int:

@@ -78,6 +78,11 @@ class Storage:
             self._saves += 1
         self._saver.submit(self._save, order).add_done_callback(_tell_defect)
 
+    @property
+    def saving(self) -> int:
+        """Saves that wait or are under way."""
+        return self._saves
+
     def counts(self) -> dict[str, int]:
         """What has happened so far."""
         with self._lock:
@@ -136,8 +141,10 @@ class Storage:
         if order.sent_otherwise:
             assert self._line_bytes_per_s is not None, "seen to before"
             return blocks * self._form.nbytes / self._line_bytes_per_s
-        rate = order.prefill_tokens_per_s or UNKNOWN_TOKENS_PER_S
-        return blocks * CANONICAL_TOKENS / rate
+        tokens, costs = blocks * CANONICAL_TOKENS, self._engine.costs
+        if costs is not None:
+            return costs.chunk_s(tokens, order.have)
+        return tokens / (order.prefill_tokens_per_s or UNKNOWN_TOKENS_PER_S)
 
     def _places(self, keys: Sequence[bytes], deadline: float) -> list[Place | None]:
         """Where each block is. A store that is away has none."""

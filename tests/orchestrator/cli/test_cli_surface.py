@@ -41,6 +41,7 @@ SURFACE = {
     "bench paper": ["--jobs", "--requests", "-o/--output"],
     "bench parity": ["-o/--output", "file"],
     "bench plan": ["--jobs", "--only", "-o/--output"],
+    "bench pool": ["--folder", "--longest", "-o/--output"],
     "bench replay": ["--requests", "-o/--output"],
     "bench schedule": ["--seeds", "-o/--output"],
     "bench turns": ["--route", "--topology", "-o/--output"],

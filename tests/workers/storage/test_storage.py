@@ -13,6 +13,7 @@ from tests.workers.engines.simulated.simulated_rig import COSTS, run
 from tests.workers.server_rig import SECRET, wait_until
 from tests.workers.tiers.blocks_rig import written
 from workers.api.messages import Sampling
+from workers.costs import MeasuredCosts
 from workers.engines.base import SeqId, SequenceSpec
 from workers.engines.simulated.engine import SimulatedEngine
 from workers.engines.simulated.model import SimulatedModel
@@ -55,7 +56,7 @@ class Worker:
 
     def save(self, tokens: tuple[int, ...] = PROMPT, salt: str = "") -> "Worker":
         self.storage.save(SaveBlocks(tokens=tokens, cache_salt=salt, tenant="t"))
-        wait_until(lambda: self.storage._saves == 0)
+        wait_until(lambda: self.storage.saving == 0)
         return self
 
     def load(self, tokens: tuple[int, ...] = PROMPT, salt: str = "", **changes: Any) -> int:
@@ -274,10 +275,13 @@ def test_a_block_that_went_between_two_questions_ends_the_load_before_it(site: S
 def test_what_is_faster_computed_is_not_loaded(site: Site) -> None:
     store = site.store()
     Worker(store).compute().save()
-    other = Worker(store)
-    assert other.load(prefill_tokens_per_s=1e9) == 0
-    assert other.counts["not_worth_loading"] == other.counts["known"] == 12
-    assert other.load(prefill_tokens_per_s=100.0) == 192
+    measured, modelled = Worker(store), Worker(store)
+    measured.engine.costs = None
+    modelled.engine.costs = MeasuredCosts(prefill_tokens_per_s=1e9, decode_step_s=0.01)
+    for other in (measured, modelled):
+        assert other.load(prefill_tokens_per_s=1e9) == 0
+        assert other.counts["not_worth_loading"] == other.counts["known"] == 12
+    assert measured.load(prefill_tokens_per_s=100.0) == 192
 
 
 def test_main_weighs_the_line_instead_of_prefill(site: Site) -> None:
@@ -322,6 +326,6 @@ def test_two_workers_save_the_same_at_once(site: Site) -> None:
     for worker in both:
         worker.storage.save(SaveBlocks(tokens=PROMPT, cache_salt="", tenant="t"))
     for worker in both:
-        wait_until(lambda worker=worker: worker.storage._saves == 0)
+        wait_until(lambda worker=worker: worker.storage.saving == 0)
     assert site.tiers[0].account()["counts"]["stored"] == 12
     assert Worker(store).load() == 192

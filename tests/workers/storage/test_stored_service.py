@@ -25,7 +25,8 @@ class Site:
 
     def worker(self) -> Server:
         name = f"w{len(self.workers)}"
-        self.workers.append(Server(self._folder, name, stores=[self.store.address]))
+        slow = {"prefill_tokens_per_s": 500.0, "step_s": 0.01}  # loading pays on any machine
+        self.workers.append(Server(self._folder, name, stores=[self.store.address], simulated=slow))
         return self.workers[-1].up()
 
     def ask(self, worker: Server, **changes: object) -> TokenRun:

@@ -80,7 +80,7 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
         )
         super().__init__(info, chunk_tokens=chunk_tokens, tokenizer=tokenizer)
         self._model = model
-        self._costs = costs
+        self.costs: Costs = costs
         self._histories = np.zeros(info.kv_total_tokens, dtype=np.uint64)
 
     def _sequence(self, seq: SeqId, spec: SequenceSpec, root: bytes) -> SimulatedSequence:
@@ -101,7 +101,7 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
             else:
                 batch += 1
                 context += entry.stop
-        return SimulatedStep(tuple(entries), self._costs.step_s(chunks, batch, context))
+        return SimulatedStep(tuple(entries), self.costs.step_s(chunks, batch, context))
 
     def finish(self, step: Step) -> StepResult:
         assert isinstance(step, SimulatedStep), "a step comes from this engine's begin"

@@ -1,0 +1,1 @@
+"""What a site's store of KV blocks brings (`pdd bench pool`)."""
