@@ -57,6 +57,8 @@ def serve(
     """Start the sites of a topology on this machine and serve it until SIGINT or SIGTERM."""
     topology = _overridden(load_topology(file), port, gateway_site)
     check_startable(topology)
+    if record is not None and topology.gateway.processes > 1:
+        raise UserError("--record: a journal is of one gateway; leave out gateway.processes")
     voice = _Voice(output)
     roles, replanning = _planned(topology, voice), replanning_of(topology)
     if logs is not None:
@@ -192,10 +194,10 @@ async def _serve(what: _Service, voice: _Voice, journal: Journal | None) -> int:
             print(f"cannot start: {error}", file=sys.stderr)
             return FAILED
         try:
-            driver = up.gateway.driver
-            if journal is not None:
-                journal.begin(Header(model=topology.model, config=driver.config))
-            voice.ready(f"http://{host}:{port}/v1", driver.model.name)
+            if journal is not None and up.gateway is not None:
+                config = up.gateway.driver.config
+                journal.begin(Header(model=topology.model, config=config))
+            voice.ready(f"http://{host}:{port}/v1", up.model)
             failed = up.deployment.failed
             await asyncio.wait({up.serving, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
             if failed.done():

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from orchestrator.errors import UserError
 from orchestrator.live.directory import Directory
-from orchestrator.live.driver import Driver, Record, new_gateway_name
+from orchestrator.live.driver import Driver, Record
 from orchestrator.live.openai.app import create_app
 from orchestrator.live.openai.border.connection import SEND_BUFFER_BYTES, Connection, Outgoing
 from orchestrator.live.openai.border.door import Door
@@ -34,7 +34,7 @@ from orchestrator.metrics.exposition import Metrics
 from orchestrator.topology.core import core_config
 from orchestrator.topology.schema import Topology
 from transport.emulator.control import LineError
-from transport.tls import TlsContexts
+from transport.tls import TlsContexts, TlsError, load_contexts
 from workers.api.wire import WireError
 from workers.service.app import BearerOnly, answer, read_body
 from workers.service.front import Front, listen
@@ -80,11 +80,26 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def take_port(host: str, port: int) -> socket.socket:
-    """The gateway's listening socket. Raises UserError when the port is taken."""
+def gateway_tls(topology: Topology) -> TlsContexts | None:
+    """The gateway's own, which is its site's. Raises UserError."""
+    tls, site = topology.security.tls, topology.gateway.site
+    if tls is None:
+        return None
+    try:
+        return load_contexts(tls.files(site), site, topology.sites)
+    except TlsError as error:
+        raise UserError(f"security.tls: {error}") from error
+
+
+def take_port(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """The gateway's listening socket. Raises UserError when the port is taken.
+
+    `shared`: not if by others of this user who share it too. The kernel gives each new connection
+    to one of them.
+    """
     try:
         # From here on agents may connect; they are answered as soon as the gateway serves.
-        taken = listen(host, port)
+        taken = listen(host, port, shared=shared)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(
@@ -100,13 +115,14 @@ def take_port(host: str, port: int) -> socket.socket:
 class Gateway:
     """One gateway: built inside its event loop, runs until it is told to stop.
 
-    `replanner` None: roles stay what they are.
+    `name`: one that no other gateway has, nor had. `replanner` None: roles stay what they are.
     """
 
     def __init__(
         self,
         topology: Topology,
         *,
+        name: str,
         card: ModelCard,
         tokenizer: Tokenizer,
         directory: Directory,
@@ -121,7 +137,7 @@ class Gateway:
         recent = Recent(clock)
         vocabulary = Vocabulary(tokenizer, card.stop_ids)
         self.driver = Driver(
-            core_config(topology, new_gateway_name()),
+            core_config(topology, name),
             model=card,
             tokenizer=tokenizer,
             stop_watch=lambda stops: StopWatch(vocabulary, stops),
@@ -155,7 +171,8 @@ class Gateway:
             door=door,
             cors=topology.gateway.cors,
         )
-        self._public = Front(app, http=partial(Connection, Outgoing()))
+        outgoing = Outgoing()
+        self._new_front = partial(Front, app, http=partial(Connection, outgoing))
         # Agents have a port of their own: with TLS they show certificates, which clients have not.
         self._internal = Front(
             _internal_app(self.roster, secret), None if tls is None else tls.server
@@ -165,7 +182,7 @@ class Gateway:
         self, public: socket.socket, internal: socket.socket, stop: asyncio.Event
     ) -> None:
         """Serve clients on `public` and agents on `internal` until `stop` is set."""
-        fronts = ((self._public, public), (self._internal, internal))
+        fronts = ((self._new_front(), public), (self._internal, internal))
         serving = [asyncio.create_task(front.serve(sockets=[sock])) for front, sock in fronts]
         # They never end but by a failure.
         endless = [asyncio.create_task(self.roster.watch())]
@@ -185,6 +202,16 @@ class Gateway:
             for front, _ in fronts:
                 front.should_exit = True
             await asyncio.gather(*serving)
+
+    async def answer(self, public: socket.socket, stop: asyncio.Event) -> None:
+        """Serve clients on one more socket, while it runs and until `stop` is set."""
+        front = self._new_front()
+        serving = asyncio.create_task(front.serve(sockets=[public]))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        front.should_exit = True
+        await serving
 
     async def ready(self, timeout_s: float) -> str | None:
         """Wait until requests can be served; what is missing when that takes too long."""

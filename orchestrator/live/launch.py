@@ -119,9 +119,14 @@ class Deployment:
             self.line = None
         for process in (self._supervisor, self._emulator):
             if process is not None:
-                await _end(process)
+                await end_process(process)
         if self._scratch.name:
             shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def emulator_port(self) -> int | None:
+        """Where the emulated line is told what to do; None: there is none."""
+        return None if self.line is None else int(self.line.address.rpartition(":")[2])
 
     @property
     def _logs(self) -> Path:
@@ -340,8 +345,8 @@ class Deployment:
             self._progress(f"worker {name}: {text}")
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close its standard input, which it takes as the end; then insist."""
+async def end_process(process: asyncio.subprocess.Process) -> None:
+    """Close its standard input, which it takes as the end; then insist. Harmless when it ended."""
     if process.stdin is not None:
         process.stdin.close()
     try:

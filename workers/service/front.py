@@ -13,10 +13,15 @@ from starlette.types import ASGIApp
 _BACKLOG = 512
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; who connects waits until a front serves on it. Raises OSError."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; who connects waits until a front serves on it. Raises OSError.
+
+    `shared`: others may listen there too, if they share it.
+    """
     taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         taken.bind((host, port))
         taken.listen(_BACKLOG)

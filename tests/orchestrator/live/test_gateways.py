@@ -1,0 +1,182 @@
+"""Several gateways over the same workers: behind one address as processes, and at two."""
+
+import asyncio
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import uvloop
+
+from benchmarks.service import free_port
+from orchestrator.errors import UserError
+from orchestrator.live.gateway import take_port
+from orchestrator.live.gateway_process import Order
+from orchestrator.live.gateway_processes import check_ports
+from orchestrator.live.running import check_startable
+from orchestrator.topology.load import load_topology
+from orchestrator.topology.schema import Topology
+from tests.orchestrator.live.bare_service import HOST, Bare, bare_service, until
+
+LEASE_S = 5.0
+POOL = {"chip": "cpu", "engine": "simulated", "slots": 32, "kv_tokens": 8192, "chunk_tokens": 512}
+SPEED = {"simulate": {"prefill_tokens_per_s": 20_000.0, "step": 0.02}}
+
+
+def topology(processes: int, slots: int = 32) -> Topology:
+    port = next(p for p in iter(free_port, None) if p + processes < 65_000)
+    pool = POOL | SPEED | {"slots": slots}
+    return Topology.model_validate(
+        {
+            "model": "smollm2-135m",
+            "sites": {
+                "hami": {"pools": {"p": pool | {"roles": ["prefill", "relay"]}}},
+                "shenzhen": {"pools": {"m": pool | {"roles": ["main"]}}},
+            },
+            "links": [{"between": ["hami", "shenzhen"], "delay": 0.0, "bandwidth": 1e9}],
+            "gateway": {"site": "shenzhen", "host": HOST, "port": port, "processes": processes},
+            "policy": {"deadlines": {"lease": LEASE_S}},
+        }
+    )
+
+
+async def ask(url: str, tokens: int, **fields: Any) -> tuple[str, str]:
+    """Which gateway took it, and what became of it. On a connection of its own."""
+    body = {
+        "model": "smollm2-135m",
+        "prompt": list(range(1000, 1064)),
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    text, name = "", ""
+    try:
+        async with (
+            httpx.AsyncClient(timeout=60.0, trust_env=False) as http,
+            http.stream("POST", f"{url}/v1/completions", json=body | fields) as answer,
+        ):
+            if answer.status_code != 200:
+                return name, str(answer.status_code)
+            async for part in answer.aiter_text():
+                text += part
+                name = name or json.loads(text.split("\n")[0][6:])["id"]
+    except httpx.TransportError:
+        return name, "broken"
+    return name, "whole" if text.endswith("data: [DONE]\n\n") else "cut off"
+
+
+def place(name: str) -> str:
+    """Of an answer's id: gw-<hex>-<number>-<count>."""
+    found = re.search(r"gw-[0-9a-f]+-(\d)-", name)
+    return found[1] if found else "?"
+
+
+def listener(port: int) -> psutil.Process:
+    """The child of this test that has the port."""
+    (found,) = (
+        child
+        for child in psutil.Process().children()
+        if any(c.laddr.port == port for c in child.net_connections("tcp") if c.status == "LISTEN")
+    )
+    return found
+
+
+def play(scenario: Callable[[Bare], Coroutine[Any, Any, None]], where: Topology) -> None:
+    async def whole() -> None:
+        count = 2 if where.gateway.processes == 1 else 1
+        async with bare_service(where, gateways=count) as bare:
+            await scenario(bare)
+
+    uvloop.run(whole())
+
+
+@pytest.mark.timeout(240)
+def test_one_that_dies_costs_its_own_streams_and_no_other() -> None:
+    async def scenario(bare: Bare) -> None:
+        *own, shared = bare.urls
+        names = {(await bare.status(url))["gateway"]["name"] for url in own}
+        assert {name[-2:] for name in names} == {"-1", "-2"}
+        tasks = [asyncio.create_task(ask(shared, 150)) for _ in range(16)]
+        await until(lambda: _open(bare, own, 16), "all are served", 30.0)
+        held = [(await bare.status(url))["requests"]["open"] for url in own]
+        assert sum(held) == 16
+        assert min(held) >= 1, "both have some"
+        listener(bare.topology.gateway.port + 1).kill()
+        became = Counter([(place(name), what) for name, what in await asyncio.gather(*tasks)])
+        assert became == {("1", "broken"): held[0], ("2", "whole"): held[1]}
+        assert Counter([what for _, what in [await ask(shared, 4) for _ in range(4)]]) == {
+            "whole": 4
+        }
+        await bare.until_free(LEASE_S + 5.0)
+        await until(lambda: _serves(own[0]), "another takes its place", 60.0)
+        again = {(await bare.status(url))["gateway"]["name"] for url in own}
+        assert len(again & names) == 1
+        assert any("gateway 1 ended" in line for line in bare.told)
+
+    play(scenario, topology(2))
+
+
+async def _open(bare: Bare, urls: list[str], count: int) -> bool:
+    return sum([(await bare.status(url))["requests"]["open"] for url in urls]) == count
+
+
+async def _serves(url: str) -> bool:
+    return (await ask(url, 2))[1] == "whole"
+
+
+@pytest.mark.timeout(240)
+def test_two_at_two_addresses_share_workers_that_are_full() -> None:
+    """Each knows its own legs only: what a worker refuses waits its turn, and is no error."""
+
+    async def scenario(bare: Bare) -> None:
+        one, other = bare.urls
+        tasks = [asyncio.create_task(ask(url, 40)) for url in (one, other) * 8]
+        became = Counter(what for _, what in await asyncio.gather(*tasks))
+        assert became == {"whole": 16}
+        await bare.until_free(2.0)
+        counts = [(await bare.status(url))["counts"] for url in bare.urls]
+        assert sum(count.get("refused", 0) for count in counts) > 0
+
+    play(scenario, topology(1, slots=4))
+
+
+def test_an_order_is_read_as_it_was_written(root: Any, tmp_path: Any) -> None:
+    for file in (root / "configs" / "topologies").glob("*.yaml"):
+        order = Order(
+            topology=load_topology(file),
+            model=tmp_path,
+            number=2,
+            name="gw-1-2",
+            internal=20_001,
+            emulator=20_002,
+            log=tmp_path / "log",
+        )
+        assert Order.read(order.write()) == order
+        assert order.own_port == order.topology.gateway.port + 2
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_another_deployments_port_is_not_shared(number: int) -> None:
+    where = topology(2)
+    port = where.gateway.port + number
+    with (
+        contextlib.closing(take_port(HOST, port, shared=True)),
+        pytest.raises(UserError, match=rf"gateway\.port: cannot listen on {HOST}:{port}"),
+    ):
+        check_ports(where)
+    check_ports(where)
+
+
+def test_what_several_gateways_cannot_do_is_refused(root: Any) -> None:
+    planned = load_topology(root / "configs" / "topologies" / "laptop-planned.yaml")
+    several = planned.gateway.model_copy(update={"processes": 2})
+    with pytest.raises(UserError, match=r"gateway\.processes: .*replan"):
+        check_startable(planned.model_copy(update={"gateway": several}))
+    last = several.model_copy(update={"port": 65_534})
+    with pytest.raises(UserError, match=r"gateway\.port: no port above"):
+        check_startable(planned.model_copy(update={"gateway": last, "replan": None}))
