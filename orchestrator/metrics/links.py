@@ -25,11 +25,13 @@ class LinkGauges:
         def gauge(name: str, what: str) -> GaugeMetricFamily:
             return GaugeMetricFamily(f"pdd_link_{name}", what, labels=LABELS)
 
+        told = gauge("bandwidth_bytes_per_second", "What the topology says the line carries")
         goodput = gauge("goodput_bytes_per_second", "Coded KV that the line gave when it was full")
         rtt = gauge("rtt_seconds", "Round trip between KV ports")
         loss = gauge("loss_ratio", "Share of the KV connections' bytes that TCP sent again")
         queue = gauge("queue_bytes", "Coded KV that is still to be sent, promised KV included")
         for ends, link in sorted(self._world.links.items()):
+            told.add_metric(ends, link.told_bytes_per_s)
             if link.seen_goodput is not None:
                 goodput.add_metric(ends, link.seen_goodput.value)
             if link.reported_rtt_s is not None:
@@ -37,7 +39,7 @@ class LinkGauges:
             if link.loss is not None:
                 loss.add_metric(ends, link.loss)
             queue.add_metric(ends, link.waiting_bytes(self._world.now))
-        yield from (goodput, rtt, loss, queue)
+        yield from (told, goodput, rtt, loss, queue)
 
 
 class KVSent:

@@ -346,6 +346,7 @@ def test_links_show_what_was_measured_and_nothing_else(metrics, value):
     for name in ("goodput_bytes_per_second", "rtt_seconds", "loss_ratio"):
         assert value(f"pdd_link_{name}", **ends) is None
     assert value("pdd_link_queue_bytes", **ends) == 0
+    assert value("pdd_link_bandwidth_bytes_per_second", **ends) == 1e6
     for world.now in (10.0, 11.0):
         link.report("p0", link_load(), world.now)
     assert value("pdd_link_goodput_bytes_per_second", **ends) == 2e5

@@ -31,7 +31,7 @@ const indices = ({ leg, kind }) => {
 function remark(span, request) {
   const said = [];
   if (span.leg?.lost) said.push("lost");
-  if (span.unlanded && !span.leg.lost) said.push(`not landed when the ${GOOD_ENDS.has(request.outcome) ? "answer" : "request"} ended`);
+  if (span.unlanded && !span.leg.lost) said.push(span.to < request.age_s - 0.01 ? "given up" : "not landed when the answer ended");
   if (span.kind === "prefill" && request.cached_tokens) said.push(`${figure(request.cached_tokens)} of ${figure(request.prompt_tokens)} prompt tokens cached`);
   if (span.kind === "main" && span.leg.first_index === request.handoff_index) {
     said.push(`took over at token ${request.handoff_index}` + (request.handoff_gap_s ? `, ${secs(request.handoff_gap_s)} beyond a step` : ""));
