@@ -262,10 +262,13 @@ class Driver:
             forgotten = self._forgotten(actions)
         if self._record is not None:
             self._record(now, event, actions)
-        for action in actions:
-            self._act(action)
-        for action in forgotten:
-            self._act(action)
+        for action in (*actions, *forgotten) if forgotten else actions:
+            if isinstance(action, Emit):
+                client = self._clients.get(action.request)
+                if client is not None:
+                    client(action)
+            else:
+                self._act(action)
 
     def _forgotten(self, actions: Sequence[Action]) -> list[Action]:
         """A client whose request the core no longer has must be told of its end."""
@@ -275,19 +278,16 @@ class Driver:
             for request in self._clients.keys() - self.machine.requests.keys() - told
         ]
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: Send | Finish | Fail) -> None:
         if isinstance(action, Send):
             self._send(action)
             return
         if isinstance(action, Finish):
             self._finished(action.summary)
-        client = self._clients.get(action.request)
-        if client is None:
-            return
-        if not isinstance(action, Emit):
-            del self._clients[action.request]
+        client = self._clients.pop(action.request, None)
+        if client is not None:
             self._ended(action.request, action)
-        client(action)
+            client(action)
 
     def _ended(self, name: str, end: Finish | Fail | None) -> None:
         request = self._open.pop(name, None)
