@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
+from typing import Any
 
 from orchestrator.errors import UserError
 
-# A command `x` is the Typer `app` of orchestrator.cli.x, imported only when it is called, so that
-# help and mistakes come at once. To add a command, add its line here.
+# A command `x-y` is the Typer `app` of orchestrator.cli.x_y, imported only when it is called, so
+# that help and mistakes come at once. To add a command, add its line here.
 COMMANDS = {
     "init": "Write a topology to start from, and certificates for its sites.",
     "validate": "Check a topology file and name every mistake in it.",
@@ -26,6 +27,8 @@ COMMANDS = {
     "doctor": "Look what is well and what is not: machine, TCP, topology, running service.",
     "serve": "Start a topology on this machine and serve it.",
     "lab": "A long line on this machine, packet by packet, to try things on (needs root).",
+    "collect-env": "Print what a report of a fault should say of this machine.",
+    "completion": "Print a script that lets a shell complete commands and options.",
 }
 
 GOOD, FAILED, MISTAKEN = 0, 1, 2
@@ -72,11 +75,18 @@ def _dispatch(arguments: Sequence[str]) -> int:
         near = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "pdd --help lists them"
         raise UserError(f"unknown command {name!r}; {hint}")
-    app = importlib.import_module(f"orchestrator.cli.{name}").app
+    app = load(name)
     # Without standalone mode Typer returns the code of `raise typer.Exit(code)`, else None.
     code = app(rest, prog_name=f"pdd {name}", standalone_mode=False)
     sys.stdout.flush()
     return code if isinstance(code, int) else GOOD
+
+
+def load(name: str) -> Any:
+    """The Typer app of a command. Raises KeyError for a name that is none."""
+    if name not in COMMANDS:
+        raise KeyError(name)
+    return importlib.import_module(f"orchestrator.cli.{name.replace('-', '_')}").app
 
 
 def _help() -> str:

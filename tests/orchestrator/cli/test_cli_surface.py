@@ -1,6 +1,5 @@
 """The command line's surface, frozen: whoever changes it changes this table and knows why."""
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from orchestrator.cli.main import COMMANDS, run
+from orchestrator.cli.main import COMMANDS, load, run
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,6 +45,8 @@ SURFACE = {
     "bench schedule": ["--seeds", "-o/--output"],
     "bench turns": ["--route", "--topology", "-o/--output"],
     "bench validate": ["--data", "-o/--output"],
+    "collect-env": ["-o/--output", "file"],
+    "completion": ["-o/--output", "shell"],
     "doctor": ["--key", "--url", "-o/--output", "file"],
     "init": ["--certs", "--sites", "-o/--output", "file"],
     "lab": [
@@ -70,7 +71,7 @@ SURFACE = {
 
 def surface(name: str) -> dict[str, list[str]]:
     """A command's parameters, and those of its subcommands by their full names."""
-    app = importlib.import_module(f"orchestrator.cli.{name}").app
+    app = load(name)
     found = {}
     new = [(name, typer.main.get_command(app))]
     while new:

@@ -1,0 +1,41 @@
+"""`pdd collect-env`: versions and settings, and nothing that is private."""
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.main import run
+
+TOPOLOGY = """\
+model: /models/secret-project
+sites: {hami: {pools: {all: {chip: cpu}}}}
+gateway: {site: hami, host: 10.1.2.3}
+security: {api_keys_file: keys.txt, tenants: {acme: {}}}
+"""
+
+
+def test_it_says_what_one_would_ask_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["collect-env", "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["pdd"] == version("pdd-orchestrator")
+    assert found["packages"]["torch"] == version("torch")
+    checks = {finding["check"] for finding in found["findings"]}
+    assert {"system", "python", "cores", "memory"} <= checks
+
+
+def test_nothing_private_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PDD_API_KEY", "sk-hidden")
+    monkeypatch.setenv("SOMETHING_ELSE", "hidden too")
+    file = tmp_path / "topology.yaml"
+    file.write_text(TOPOLOGY)
+    for form in ("text", "json"):
+        assert run(["collect-env", str(file), "-o", form]) == 0
+        told = capsys.readouterr().out
+        assert "PDD_API_KEY" in told
+        assert "hami" in told
+        for private in ("hidden", "10.1.2.3", "acme", "keys.txt", "secret-project", str(tmp_path)):
+            assert private not in told
