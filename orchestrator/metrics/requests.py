@@ -130,7 +130,13 @@ class RequestMeter:
     def saw(self, action: Emit | Finish | Fail, now: float) -> None:
         """Count one action."""
         if isinstance(action, Emit):
-            self._more(len(action.ids), now)
+            if self._gaps is not None and self._second is not None and len(action.ids) == 1:
+                # Told for most tokens: the third and on, one at a time.
+                self._gaps.observe(now - self._last)
+                self.tokens += 1
+                self._last = now
+            else:
+                self._more(len(action.ids), now)
         elif isinstance(action, Finish):
             self._metrics.finished[action.reason] += 1
             self._end(action.summary.route, action.reason, now)
