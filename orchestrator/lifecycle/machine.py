@@ -15,7 +15,7 @@ from orchestrator.lifecycle.recover import find_place, lose_leg, reconcile
 from orchestrator.lifecycle.release import release
 from orchestrator.lifecycle.request import Leg, Request, StopWatch
 from orchestrator.lifecycle.waiting import WaitingLine
-from orchestrator.policy.prefixes import BlockNames, PrefixBook
+from orchestrator.policy.prefixes import BlockNames, PrefixBook, short_names
 from orchestrator.policy.router import Refusal
 from orchestrator.state.actions import Action, Failure
 from orchestrator.state.config import CoreConfig
@@ -27,6 +27,7 @@ from orchestrator.state.events import (
     LinkTold,
     Reconnected,
     RolesTold,
+    StoreHolds,
     Ticked,
     WorkerDraining,
     WorkerLost,
@@ -312,6 +313,7 @@ class Machine:
         if event.worker in self.ctx.world.workers:
             self._drop_worker(event.worker, now)
         self.ctx.world.workers[event.worker] = WorkerView(up=event, draining=event.draining)
+        self.ctx.prefixes.belongs(event.worker, event.site, event.pool)
         self.ctx.room_made = True
 
     def _worker_lost(self, event: WorkerLost, now: float) -> None:
@@ -363,6 +365,10 @@ class Machine:
             link = links.setdefault(ends, LinkView(event.rtt_s, rate))
             link.told_rtt_s, link.told_bytes_per_s = event.rtt_s, rate
         self.ctx.room_made = True  # the first word of a link opens a way
+
+    def _store_holds(self, event: StoreHolds, now: float) -> None:
+        added, removed = short_names(event.added), short_names(event.removed)
+        self.ctx.prefixes.store_holds(event.site, event.pool, event.whole, added, removed)
 
     def _ticked(self, event: Ticked, now: float) -> None:
         """Deadlines are looked at after every event."""
@@ -449,6 +455,7 @@ _HANDLERS: dict[type[Any], Callable[[Machine, Any, float], None]] = {
     RolesTold: Machine._roles_told,
     Reconnected: Machine._reconnected,
     LinkTold: Machine._link_told,
+    StoreHolds: Machine._store_holds,
     Ticked: Machine._ticked,
 }
 

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestrator.live.http import site_client
+from orchestrator.live.stores import SiteStores
 from orchestrator.membership.inventory import (
     ANSWER_S,
     RENEW_TIMEOUT_S,
@@ -120,6 +121,7 @@ class SiteAgent:
             start_s=spec.start_s,
             now=time.monotonic(),
         )
+        self._stores = SiteStores(spec.stores, secret, tls)
         self._renewals = {gateway: Renewals() for gateway in spec.gateways}
         self._handles: dict[str, Handle] = {}  # of the workers that were placed and not removed
         self._ports: set[int] = set()  # given to workers
@@ -226,14 +228,17 @@ class SiteAgent:
         async with site_client(
             self._spec.gateway_site, self._secret, tls, timeout_s=RENEW_TIMEOUT_S
         ) as http:
+            known: dict[str, int] = {}  # versions of the stores that the gateway has
             while True:
+                report = self._report() | {"stores": await self._stores.told(known)}
                 try:
-                    answered = await http.post(f"{gateway}/internal/lease", json=self._report())
+                    answered = await http.post(f"{gateway}/internal/lease", json=report)
                     answered.raise_for_status()
                 except httpx.HTTPError as error:
                     wait_s = renewals.failed(f"{type(error).__name__}: {error}")
                 else:
                     wait_s = renewals.renewed()
+                    known = answered.json().get("stores", {})
                 await asyncio.sleep(wait_s)
 
     def _report(self) -> dict[str, Any]:

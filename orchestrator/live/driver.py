@@ -15,9 +15,10 @@ from orchestrator.live.channel import Place, WorkerChannel, close_all
 from orchestrator.live.openai.service import ModelCard, Tokenizer, Told
 from orchestrator.membership.members import Members
 from orchestrator.membership.reach import CameUp, Lost, News
+from orchestrator.membership.reports import StoreReport
 from orchestrator.state.actions import Action, Emit, Fail, Failure, Finish, Send, Summary
 from orchestrator.state.config import CoreConfig
-from orchestrator.state.events import Arrived, ClientGone, Event, LinkTold, Ticked
+from orchestrator.state.events import Arrived, ClientGone, Event, LinkTold, StoreHolds, Ticked
 from workers.api.messages import Load, Role, SendKV, UpMessage
 
 log = logging.getLogger(__name__)
@@ -210,6 +211,18 @@ class Driver:
     def line(self, site_a: str, site_b: str, rtt_s: float, bytes_per_s: float) -> None:
         """There is a line between two sites, and the topology says this of it."""
         self.tell(LinkTold(site_a=site_a, site_b=site_b, rtt_s=rtt_s, bytes_per_s=bytes_per_s))
+
+    def store(self, site: str, told: StoreReport) -> None:
+        """A pool's store has told what it holds."""
+        self.tell(
+            StoreHolds(
+                site=site,
+                pool=told.pool,
+                whole=told.whole,
+                added=told.added,
+                removed=told.removed,
+            )
+        )
 
     async def close(self) -> None:
         """Cancel every request, deliver the last stops, close the channels."""

@@ -231,13 +231,13 @@ def _internal_app(roster: Roster, secret: str) -> Starlette:
 
     async def lease(request: Request) -> Response:
         try:
-            await roster.renew(await read_body(request))
+            known = await roster.renew(await read_body(request))
         except (LeaseRefused, WireError) as error:
             return answer({"error": str(error)}, 400)
         except LineError as error:
             log.error("line", extra={"reason": str(error)})
             return answer({"error": str(error)}, 503)
-        return answer({"renewed": True})
+        return answer({"renewed": True, "stores": known})
 
     return Starlette(
         routes=[Route("/internal/lease", lease, methods=["POST"])],

@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.live.directory import Directory
 from orchestrator.live.driver import Driver
 from orchestrator.membership.leases import Change, Draining, Left, Present, SiteLeases
-from orchestrator.membership.reports import read_report
+from orchestrator.membership.reports import Report, read_report
 from orchestrator.topology.schema import Topology
 
 LOOK_S = 1.0
@@ -20,6 +20,7 @@ class Roster:
         self._driver = driver
         self._directory = directory
         self._leases = SiteLeases(topology.sites.keys(), topology.policy.deadlines.lease_s)
+        self._versions: dict[str, dict[str, int]] = {}  # of stores: by site, by pool
         self._changing = asyncio.Lock()  # changes are carried out in their order
         self._loop = asyncio.get_running_loop()
 
@@ -27,11 +28,25 @@ class Roster:
         """Workers that their agents have given up, with the reasons."""
         return self._leases.failures()
 
-    async def renew(self, body: Any) -> None:
-        """Take an agent's report. Raises LeaseRefused, LineError."""
+    async def renew(self, body: Any) -> dict[str, int]:
+        """Take an agent's report; the versions of its site's stores that are known then, by pool.
+
+        Raises LeaseRefused, LineError.
+        """
         report = read_report(body)
         async with self._changing:
             await self._carry_out(self._leases.renew(report, self._loop.time()))
+            return self._hear_stores(report)
+
+    def _hear_stores(self, report: Report) -> dict[str, int]:
+        known = self._versions.setdefault(report.site, {})
+        for store in report.stores:
+            if not store.whole and store.since != known.get(store.pool):
+                continue  # another gateway's differences, or of before this one began
+            if store.version != known.get(store.pool):
+                self._driver.store(report.site, store)
+            known[store.pool] = store.version
+        return known
 
     async def watch(self) -> None:
         """Look after the leases for ever."""

@@ -9,6 +9,7 @@ from workers.api.messages import Role
 from workers.api.wire import WireError
 
 ADDRESS = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}")
+NAMES = re.compile(r"(?:[0-9a-f]{16})*")  # of KV blocks, their first eight bytes
 
 T = TypeVar("T")
 
@@ -45,12 +46,29 @@ class WorkerReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreReport:
+    """What a pool's store tells: what came and went since version `since`; see `StoreHolds`.
+
+    `account` is its counters; None: it is away.
+    """
+
+    pool: str
+    since: int
+    version: int
+    whole: bool
+    added: str
+    removed: str
+    account: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What an agent posts with each renewal of its site's lease."""
 
     site: str
     agent_epoch: int
     workers: dict[str, WorkerReport]
+    stores: tuple[StoreReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +123,35 @@ def read_report(body: Any) -> Report:
     for worker in workers:
         if not worker.name.startswith(f"{site}/{worker.pool}/"):
             raise LeaseRefused(f"name: {worker.name!r} is no worker of {site}/{worker.pool}")
-    return Report(site=site, agent_epoch=epoch, workers={w.name: w for w in workers})
+    stores = body.get("stores", [])
+    if type(stores) is not list:
+        raise LeaseRefused("stores: not a list")
+    return Report(
+        site=site,
+        agent_epoch=epoch,
+        workers={w.name: w for w in workers},
+        stores=tuple(map(_read_store, stores)),
+    )
+
+
+def _read_store(body: Any) -> StoreReport:
+    account = body.get("account") if isinstance(body, dict) else None
+    return StoreReport(
+        pool=_field(body, "pool", str),
+        since=_field(body, "since", int),
+        version=_field(body, "version", int),
+        whole=_field(body, "whole", bool),
+        added=_names(body, "added"),
+        removed=_names(body, "removed"),
+        account=account if isinstance(account, dict) else None,
+    )
+
+
+def _names(body: Any, key: str) -> str:
+    names = _field(body, key, str)
+    if not NAMES.fullmatch(names):
+        raise LeaseRefused(f"{key}: no names of blocks")
+    return names
 
 
 def _read_worker(body: Any) -> WorkerReport:

@@ -21,6 +21,9 @@ def block_hashes(
     return block_names("", cache_salt, ids, known)
 
 
+SHORT_BYTES = 8  # of a name, by which a store tells what it holds
+Pool = tuple[str, str]  # site and name
+
 Name = Any  # of a block: bytes, or what a workload calls it; equal is all that matters
 
 
@@ -91,12 +94,24 @@ class _Seen:
         self._noted = sum(len(names) for _, names in self._notes)
 
 
+def short_names(text: str) -> list[bytes]:
+    """First bytes of names, which `text` holds one after the other in hexadecimal."""
+    raw = bytes.fromhex(text)
+    return [raw[at : at + SHORT_BYTES] for at in range(0, len(raw), SHORT_BYTES)]
+
+
 class PrefixBook:
-    """Per worker the blocks it was seen to hold; a guess, since workers evict on their own."""
+    """Per worker the blocks it was seen to hold; a guess, since workers evict on their own.
+
+    And per pool what its store holds, by the first bytes of each block's name: the workers of
+    every pool with a store have what any store of their site has.
+    """
 
     def __init__(self, names: BlockNames | None = None) -> None:
         self.names = names or BlockNames()
         self._seen: dict[str, _Seen] = {}
+        self._pools: dict[str, Pool] = {}  # by worker
+        self._stores: dict[Pool, set[bytes]] = {}
 
     def note(self, worker: str, hashes: Sequence[Name]) -> None:
         """`worker` has computed or received these blocks."""
@@ -107,9 +122,23 @@ class PrefixBook:
             seen = self._seen[worker] = _Seen(self.names.blocks_per_worker)
         seen.note(hashes)
 
+    def belongs(self, worker: str, site: str, pool: str) -> None:
+        """Where a worker is."""
+        self._pools[worker] = site, pool
+
+    def store_holds(
+        self, site: str, pool: str, whole: bool, added: Iterable[bytes], removed: Iterable[bytes]
+    ) -> None:
+        """A pool's store has come to hold blocks, and lost others; `whole`: it has no more."""
+        held = set() if whole else self._stores.get((site, pool), set())
+        held.difference_update(removed)
+        held.update(added)
+        self._stores[site, pool] = held
+
     def forget(self, worker: str) -> None:
         """The worker restarted: its cache is empty."""
         self._seen.pop(worker, None)
+        self._pools.pop(worker, None)
 
     def hits(self, hashes: Sequence[Name], workers: Iterable[str]) -> dict[str, int]:
         """Leading tokens each worker probably has; workers without any are left out."""
@@ -117,14 +146,31 @@ class PrefixBook:
         if not hashes:
             return found
         first, block_tokens = hashes[0], self.names.block_tokens
+        stored = self._stored(hashes) if self._stores else {}
         for worker in workers:
+            depth = stored.get(self._pools[worker], 0) if stored and worker in self._pools else 0
             seen = self._seen.get(worker)
-            if seen is None or first not in seen.newest:
-                continue
-            newest, depth = seen.newest, 0
-            for name in hashes:
-                if name not in newest:
+            if seen is not None and first in seen.newest:
+                newest, own = seen.newest, 0
+                for name in hashes:
+                    if name not in newest:
+                        break
+                    own += 1
+                depth = max(depth, own)
+            if depth:
+                found[worker] = depth * block_tokens
+        return found
+
+    def _stored(self, hashes: Sequence[Name]) -> dict[Pool, int]:
+        """Leading blocks that each pool with a store finds in its site's stores."""
+        shorts = [name[:SHORT_BYTES] for name in hashes]
+        depths: dict[str, int] = {}
+        for site in {site for site, _ in self._stores}:
+            stores = [held for (where, _), held in self._stores.items() if where == site]
+            depth = 0
+            for short in shorts:
+                if not any(short in held for held in stores):
                     break
                 depth += 1
-            found[worker] = depth * block_tokens
-        return found
+            depths[site] = depth
+        return {(site, pool): depths[site] for site, pool in self._stores}

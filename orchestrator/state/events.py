@@ -138,6 +138,21 @@ class LinkTold:
 
 
 @record
+class StoreHolds:
+    """The store of a pool told what it has come to hold since it told last, and what it lost.
+
+    Both are first bytes of block names, in hexadecimal and one after the other
+    (`policy.prefixes`); `whole`: `added` is all it holds.
+    """
+
+    site: str
+    pool: str
+    whole: bool
+    added: str
+    removed: str
+
+
+@record
 class Ticked:
     """The time `next_deadline()` named has come."""
 
@@ -153,5 +168,6 @@ Event = (
     | RolesTold
     | Reconnected
     | LinkTold
+    | StoreHolds
     | Ticked
 )

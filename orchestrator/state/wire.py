@@ -17,6 +17,7 @@ from orchestrator.state.events import (
     LinkTold,
     Reconnected,
     RolesTold,
+    StoreHolds,
     Ticked,
     WorkerDraining,
     WorkerLost,
@@ -36,6 +37,7 @@ EVENTS: dict[str, type] = {
     "roles": RolesTold,
     "reconnected": Reconnected,
     "link": LinkTold,
+    "store": StoreHolds,
     "tick": Ticked,
 }
 ACTIONS: dict[str, type] = {"send": Send, "emit": Emit, "finish": Finish, "fail": Fail}

@@ -115,14 +115,14 @@ KVListener = Callable[[SeqId, int, int, int], None]
 
 
 class Engine(Protocol):
-    """See the module's docstring. Every verb on an unknown sequence raises KeyError.
-
-    `costs`: what its steps take by its own model; None: that is to be measured.
-    """
+    """See the module's docstring. Every verb on an unknown sequence raises KeyError."""
 
     info: EngineInfo
-    costs: Costs | None
     on_kv: KVListener | None
+
+    @property
+    def costs(self) -> Costs | None:
+        """What its steps take by its own model; None: that is to be measured."""
 
     def open(self, seq: SeqId, spec: SequenceSpec, *, reuse: bool) -> int:
         """Set memory aside and return how many leading tokens were found in the pool's cache.

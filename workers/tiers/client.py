@@ -10,11 +10,14 @@ from typing import Any, TypeVar
 
 from transport.tls import site_hostname
 from workers.tiers.blocks import Block, Tier
+from workers.tiers.holdings import SHORT_BYTES, Told
 from workers.tiers.wire import (
     CODE_TIERS,
     MAX_BLOCK_BYTES,
+    MAX_HOLDINGS_BYTES,
     MAX_KEYS,
     MAX_TEXT_BYTES,
+    VERSION,
     Kind,
     Wire,
     WireBroken,
@@ -105,6 +108,26 @@ class StoreClient:
             head = wire.head(Kind.ACCOUNT, at_most=MAX_TEXT_BYTES)
             answer: dict[str, Any] = json.loads(wire.read(head.nbytes))
             return answer
+
+        return self._with_wire(ask, deadline)
+
+    def holdings(self, since: int, deadline: float) -> Told:
+        """See `BlockStore.holdings`."""
+
+        def ask(wire: Wire) -> Told:
+            wire.send(Kind.HOLDINGS, VERSION.pack(since))
+            head = wire.head(Kind.HOLDINGS, at_most=MAX_HOLDINGS_BYTES)
+            body = bytes(wire.read(head.nbytes))
+            if len(body) % SHORT_BYTES or len(body) < VERSION.size:
+                raise WireBroken(f"{len(body)} bytes are no holdings")
+            starts = range(VERSION.size, len(body), SHORT_BYTES)
+            names = [body[at : at + SHORT_BYTES] for at in starts]
+            return Told(
+                version=VERSION.unpack_from(body)[0],
+                whole=bool(head.code),
+                added=frozenset(names[: head.number]),
+                removed=frozenset(names[head.number :]),
+            )
 
         return self._with_wire(ask, deadline)
 

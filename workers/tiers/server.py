@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 
 from transport.tls import peer_names, site_hostname
 from workers.tiers.blocks import KEY_BYTES, Block
@@ -16,6 +17,7 @@ from workers.tiers.wire import (
     MAX_KEYS,
     MAX_PUT_BYTES,
     TIER_CODES,
+    VERSION,
     Head,
     Kind,
     Wire,
@@ -122,21 +124,28 @@ class StoreServer:
 
     def _answer(self, wire: Wire) -> None:
         wire.deadline = None  # between questions a worker may be silent for ever
-        head = wire.head(Kind.FIND, Kind.GET, Kind.PUT, Kind.ACCOUNT, at_most=MAX_KEYS * KEY_BYTES)
+        head = wire.head(*_ANSWERS, at_most=MAX_KEYS * KEY_BYTES)
         wire.deadline = time.monotonic() + PATIENCE_S
         body = wire.read(head.nbytes)
-        if head.kind is Kind.FIND:
-            tiers = self._store.find(split_keys(body))
-            wire.send(Kind.FOUND, bytes(TIER_CODES[tier] for tier in tiers))
-        elif head.kind is Kind.GET:
-            self._get(wire, split_keys(body))
-        elif head.kind is Kind.PUT:
-            self._put(wire, head, body.decode())
-        else:
-            wire.send(Kind.ACCOUNT, json.dumps(self._store.account()).encode())
+        _ANSWERS[head.kind](self, wire, head, body)
 
-    def _get(self, wire: Wire, keys: list[bytes]) -> None:
-        for key in keys:
+    def _find(self, wire: Wire, head: Head, body: bytearray) -> None:
+        tiers = self._store.find(split_keys(body))
+        wire.send(Kind.FOUND, bytes(TIER_CODES[tier] for tier in tiers))
+
+    def _account(self, wire: Wire, head: Head, body: bytearray) -> None:
+        wire.send(Kind.ACCOUNT, json.dumps(self._store.account()).encode())
+
+    def _holdings(self, wire: Wire, head: Head, body: bytearray) -> None:
+        if len(body) != VERSION.size:
+            raise WireBroken(f"{len(body)} bytes are no version")
+        told = self._store.holdings(*VERSION.unpack(body))
+        names = b"".join((*told.added, *told.removed))
+        version = VERSION.pack(told.version)
+        wire.send(Kind.HOLDINGS, version, names, code=told.whole, number=len(told.added))
+
+    def _get(self, wire: Wire, head: Head, body: bytearray) -> None:
+        for key in split_keys(body):
             wire.deadline = time.monotonic() + PATIENCE_S
             found = self._store.get(key)
             if found is None:
@@ -145,7 +154,7 @@ class StoreServer:
             block, tier = found
             wire.send(Kind.BLOCK, block.data, code=TIER_CODES[tier], number=block.crc)
 
-    def _put(self, wire: Wire, put: Head, tenant: str) -> None:
+    def _put(self, wire: Wire, put: Head, body: bytearray) -> None:
         blocks: list[tuple[bytes, Block]] = []
         left = MAX_PUT_BYTES
         for _ in range(put.number):
@@ -155,5 +164,14 @@ class StoreServer:
             left -= head.nbytes
             key = bytes(wire.read(KEY_BYTES))
             blocks.append((key, Block(wire.read(head.nbytes - KEY_BYTES), head.number)))
-        self._store.put(tenant, blocks)
+        self._store.put(body.decode(), blocks)
         wire.send(Kind.TAKEN)
+
+
+_ANSWERS: dict[Kind, Callable[[StoreServer, Wire, Head, bytearray], None]] = {
+    Kind.FIND: StoreServer._find,
+    Kind.GET: StoreServer._get,
+    Kind.PUT: StoreServer._put,
+    Kind.ACCOUNT: StoreServer._account,
+    Kind.HOLDINGS: StoreServer._holdings,
+}

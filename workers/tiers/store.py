@@ -19,6 +19,7 @@ from typing import Any
 
 from workers.tiers.blocks import Block, Tier, checksum
 from workers.tiers.files import TENANT, BlockFiles, CorruptFile
+from workers.tiers.holdings import Holdings, Told
 from workers.tiers.ledger import Cause, Entry, Ledger, Left, TooLarge
 
 # Blocks that wait to be written; beyond that they stay in memory only, and are counted.
@@ -55,6 +56,7 @@ class BlockStore:
         self._unwritten: dict[bytes, Block] = {}
         self._unwritten_bytes = 0
         self._counts: Counter[str] = Counter()
+        self._holdings = Holdings()
         self._files: BlockFiles | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="block-writer")
         if config.files is not None:
@@ -121,6 +123,12 @@ class BlockStore:
                 "tiers": held,
                 "unwritten_bytes": self._unwritten_bytes,
             }
+
+    def holdings(self, since: int) -> Told:
+        """What to tell somebody who knows version `since` of what is here."""
+        with self._lock:
+            keys = {*self._blocks, *self._unwritten, *self._filed}
+            return self._holdings.since(since, keys)
 
     def close(self) -> None:
         """Write what waits, and end."""

@@ -5,6 +5,8 @@
     PUT   tenant, then BLOCKs,       -> TAKEN
           each with its key before its bytes
     ACCOUNT                          -> ACCOUNT  JSON
+    HOLDINGS a version               -> HOLDINGS the version now, then short names (`holdings`):
+                                        as many that came as the number says, then those that went
 
 A head is kind u8, code u8, two bytes of nothing, number u32, length u64, little-endian. Before the
 first question both prove that they know the deployment's secret.
@@ -27,6 +29,8 @@ MAX_KEYS = 1 << 16
 MAX_BLOCK_BYTES = 64 << 20
 MAX_PUT_BYTES = 64 << 20
 MAX_TEXT_BYTES = 1 << 20
+MAX_HOLDINGS_BYTES = 256 << 20
+VERSION = struct.Struct("<Q")
 # A tier as a byte of FOUND, and as a BLOCK's code; 0: not here.
 TIER_CODES: dict[Tier | None, int] = {None: 0, Tier.MEMORY: 1, Tier.FILES: 2}
 CODE_TIERS = {code: tier for tier, code in TIER_CODES.items()}
@@ -44,6 +48,7 @@ class Kind(IntEnum):
     PUT = 5
     TAKEN = 6
     ACCOUNT = 7
+    HOLDINGS = 8
 
 
 class Head(NamedTuple):

@@ -4,7 +4,7 @@ import random
 from collections import OrderedDict
 from itertools import takewhile
 
-from orchestrator.policy.prefixes import BLOCK, BlockNames, PrefixBook, block_hashes
+from orchestrator.policy.prefixes import BLOCK, BlockNames, PrefixBook, block_hashes, short_names
 
 IDS = tuple(range(100, 100 + 4 * BLOCK))
 
@@ -53,6 +53,39 @@ def test_only_the_workers_asked_for_are_looked_at() -> None:
     book.note("a", hashes)
     book.note("b", hashes)
     assert book.hits(hashes, ["b"]) == {"b": len(IDS)}
+
+
+def short(*names: bytes) -> list[bytes]:
+    return short_names(b"".join(name[:8] for name in names).hex())
+
+
+def test_a_store_is_read_by_every_pool_of_its_site_that_has_one() -> None:
+    book, mine = PrefixBook(), block_hashes(IDS, "")
+    for worker, site, pool in (("a", "s", "x"), ("b", "s", "y"), ("c", "s", "z"), ("d", "t", "x")):
+        book.belongs(worker, site, pool)
+    book.store_holds("s", "x", True, short(*mine[:2]), ())
+    book.store_holds("s", "y", True, short(mine[2]), ())
+    asked = ["a", "b", "c", "d", "e"]
+    assert book.hits(mine, asked) == {"a": 3 * BLOCK, "b": 3 * BLOCK}
+    book.note("c", mine[:1])
+    book.note("a", mine)
+    assert book.hits(mine, asked) == {"a": 4 * BLOCK, "b": 3 * BLOCK, "c": BLOCK}
+    assert book.hits(block_hashes(IDS, "salt"), asked) == {}
+
+
+def test_a_store_tells_what_came_and_went() -> None:
+    book, mine = PrefixBook(), block_hashes(IDS, "")
+    book.belongs("a", "s", "x")
+    book.store_holds("s", "x", True, short(*mine[:1]), ())
+    book.store_holds("s", "x", False, short(*mine[1:3]), ())
+    assert book.hits(mine, ["a"]) == {"a": 3 * BLOCK}
+    book.store_holds("s", "x", False, (), short(mine[1]))
+    assert book.hits(mine, ["a"]) == {"a": BLOCK}
+    book.forget("a")  # restarted: what its site holds it can load again
+    book.belongs("a", "s", "x")
+    assert book.hits(mine, ["a"]) == {"a": BLOCK}
+    book.store_holds("s", "x", True, (), ())  # it is away
+    assert book.hits(mine, ["a"]) == {}
 
 
 def test_a_restarted_worker_has_nothing() -> None:

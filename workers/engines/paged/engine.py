@@ -9,7 +9,6 @@ from typing import Generic
 import numpy as np
 
 from workers.api.info import BYTES_PER_ELEMENT, EngineInfo, Part
-from workers.costs import Costs
 from workers.engines.base import KVListener, KVSlice, NoRoom, SeqId, SequenceSpec
 from workers.engines.grammar import Grammars
 from workers.engines.paged.batch import Entry, S, choose_batch
@@ -28,7 +27,6 @@ class PagedEngine(ABC, Generic[S]):
 
     def __init__(self, info: EngineInfo, *, chunk_tokens: int, tokenizer: Path | None) -> None:
         self.info = info
-        self.costs: Costs | None = None
         self._grammars = Grammars(tokenizer, info.vocab_size, info.stop_ids)
         self.on_kv: KVListener | None = None
         self._lock = Lock()

@@ -80,7 +80,7 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
         )
         super().__init__(info, chunk_tokens=chunk_tokens, tokenizer=tokenizer)
         self._model = model
-        self.costs: Costs = costs
+        self.costs = costs
         self._histories = np.zeros(info.kv_total_tokens, dtype=np.uint64)
 
     def _sequence(self, seq: SeqId, spec: SequenceSpec, root: bytes) -> SimulatedSequence:

@@ -64,6 +64,7 @@ class TorchEngine(PagedEngine[TorchSequence]):
         tokenizer: Path,
     ) -> None:
         super().__init__(info, chunk_tokens=chunk_tokens, tokenizer=tokenizer)
+        self.costs = None
         self._model = model
         self._store = store
 
