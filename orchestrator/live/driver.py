@@ -212,17 +212,19 @@ class Driver:
         """There is a line between two sites, and the topology says this of it."""
         self.tell(LinkTold(site_a=site_a, site_b=site_b, rtt_s=rtt_s, bytes_per_s=bytes_per_s))
 
-    def store(self, site: str, told: StoreReport) -> None:
-        """A pool's store has told what it holds."""
-        self.tell(
-            StoreHolds(
-                site=site,
-                pool=told.pool,
-                whole=told.whole,
-                added=told.added,
-                removed=told.removed,
+    def store(self, site: str, told: StoreReport, *, news: bool) -> None:
+        """A pool's store has told of itself, and what it holds is `news`, or is not."""
+        self._metrics.store(site, told.pool, told.account)
+        if news:
+            self.tell(
+                StoreHolds(
+                    site=site,
+                    pool=told.pool,
+                    whole=told.whole,
+                    added=told.added,
+                    removed=told.removed,
+                )
             )
-        )
 
     async def close(self) -> None:
         """Cancel every request, deliver the last stops, close the channels."""

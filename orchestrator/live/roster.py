@@ -43,8 +43,8 @@ class Roster:
         for store in report.stores:
             if not store.whole and store.since != known.get(store.pool):
                 continue  # another gateway's differences, or of before this one began
-            if store.version != known.get(store.pool):
-                self._driver.store(report.site, store)
+            news = store.version != known.get(store.pool)
+            self._driver.store(report.site, store, news=news)
             known[store.pool] = store.version
         return known
 

@@ -1,5 +1,8 @@
 """A gateway's metrics in one registry of its own."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from orchestrator.lifecycle.machine import Machine
@@ -9,6 +12,7 @@ from orchestrator.metrics.core import CoreState
 from orchestrator.metrics.links import KVSent, LinkGauges
 from orchestrator.metrics.phases import PhaseMetrics
 from orchestrator.metrics.requests import RequestMetrics
+from orchestrator.metrics.stores import StoreMetrics
 from orchestrator.metrics.vllm import VllmAliases
 from orchestrator.metrics.workers import WorkerGauges
 from orchestrator.state.actions import Fail, Finish
@@ -26,6 +30,8 @@ class Metrics:
         self.requests = RequestMetrics(registry, model)
         self._phases = PhaseMetrics(registry, model)
         self._kv_sent = KVSent(registry)
+        self._stores = StoreMetrics()
+        registry.register(self._stores)
 
     def watch(self, machine: Machine, members: Members, *, vllm_aliases: bool = False) -> None:
         """Show the deployment's state from now on; with aliases under vLLM's names as well."""
@@ -38,6 +44,10 @@ class Metrics:
     def load(self, site: str, load: Load) -> None:
         """A worker's account of itself."""
         self._kv_sent.load(site, load)
+
+    def store(self, site: str, pool: str, account: Mapping[str, Any] | None) -> None:
+        """A pool's store's account of itself; None: it is away."""
+        self._stores.told(site, pool, account)
 
     def ended(self, told: Timeline | None, end: Finish | Fail | None) -> None:
         """A request that has ended, however that was; None: it was refused when it came."""

@@ -32,8 +32,12 @@ class Listening:
         self.book = PrefixBook()
         self.book.belongs("hami/p/0", "hami", "p")
         self.told = 0
+        self.accounts: list[dict[str, Any] | None] = []
 
-    def store(self, site: str, told: StoreReport) -> None:
+    def store(self, site: str, told: StoreReport, *, news: bool) -> None:
+        self.accounts.append(told.account)
+        if not news:
+            return
         self.told += 1
         added, removed = short_names(told.added), short_names(told.removed)
         self.book.store_holds(site, told.pool, told.whole, added, removed)
@@ -135,6 +139,7 @@ def test_a_store_that_is_away_holds_nothing_until_it_is_back(site: Site) -> None
         site.server.close()
         await gateway.renew(site)
         assert gateway.driver.hit == 0
+        assert [account is None for account in gateway.driver.accounts] == [False, True]
 
     asyncio.run(body())
 
