@@ -68,6 +68,7 @@ class Script:
 
     `groups` are the sizes of successive Emits (the last one repeats). `fail` comes after
     `fail_after` tokens. `hold_after`: from that token on nothing comes until `release` is opened.
+    `at_once`: so many Emits come in one turn of the loop.
     """
 
     ids: tuple[int, ...] = ()
@@ -75,6 +76,7 @@ class Script:
     fail: Callable[[str], Fail] | None = None
     fail_after: int = 0
     hold_after: int | None = None
+    at_once: int = 1
     release: Gate = field(default_factory=Gate)
 
 
@@ -139,10 +141,13 @@ class ScriptedService:
             self.open.add(arrived.request)
             self.changed.notify_all()
         try:
+            number = 0
             async for action in self.actions(arrived):
                 ended = ended or not isinstance(action, Emit)
                 told(action)
-                await asyncio.sleep(0)  # as a worker's next step: not in the same turn of the loop
+                number += 1
+                if number % self.script.at_once == 0:
+                    await asyncio.sleep(0)  # as a worker's next step: in another turn of the loop
         finally:
             with self.changed:
                 self.open.discard(arrived.request)

@@ -197,13 +197,34 @@ def test_a_client_that_pauses_and_reads_on_misses_nothing(scripted, serve, sse):
             raw = b""
             while not raw.endswith(b"0\r\n\r\n"):
                 raw += slow.recv(1 << 16)
-    body, rest = b"", raw.partition(b"\r\n\r\n")[2]
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
-    *data, done = sse(body.decode())
+    *data, done = sse(b"".join(chunks(raw)).decode())
     assert done == "[DONE]"
     assert "".join(json.loads(d)["choices"][0]["text"] for d in data) == whole
+
+
+def chunks(raw: bytes) -> list[bytes]:
+    """The parts of an answer as they were sent."""
+    parts, rest = [], raw.partition(b"\r\n\r\n")[2]
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        parts.append(rest[: int(size, 16)])
+        rest = rest[int(size, 16) + 2 :]
+    assert parts.pop() == b""
+    return parts
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_what_one_turn_brings_leaves_in_one_piece(scripted, serve, at_once):
+    scripted.says("one two three four five six seven eight nine ten", at_once=at_once)
+    with serve(scripted) as gateway, dial(gateway) as client:
+        client.sendall(request(stream=True, max_tokens=8))  # and the end is the ninth
+        raw = b""
+        while not raw.endswith(b"0\r\n\r\n"):
+            raw += client.recv(1 << 16)
+    # What came before the headers were out leaves with the first; the last is `[DONE]`.
+    frames = [chunk.count(b"data: ") for chunk in chunks(raw)[1:-1]]
+    assert frames
+    assert set(frames) == {at_once}
 
 
 # ---------------------------------------------------------------- ids
