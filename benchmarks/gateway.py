@@ -3,6 +3,7 @@
 Real gateway, real worker process, simulated engine that makes a token for every stream each 20 ms.
 The client is raw sockets in a process of its own: it counts bytes and reads nothing but the usage
 chunk. Added TTFT is beside the very worker, asked for the same prompts over its own protocol.
+CPU is the gateway's process alone, from the connections' coming to the last stop it sends.
 `loop_ns` is one addition in a Python loop: the machine's speed at the time.
 """
 
@@ -26,6 +27,7 @@ import psutil
 from benchmarks.driver import LOOP_ADDITIONS, loop_s
 from benchmarks.machine import machine
 from benchmarks.service import Served, serving
+from compiled.finder import is_compiled
 from workers.api.messages import PREFILL, DownMessage, Start, Stop
 from workers.api.wire import encode
 from workers.service.config import SECRET_ENV
@@ -33,6 +35,7 @@ from workers.service.config import SECRET_ENV
 CELLS = ((64, 200), (256, 100))  # streams at once, tokens of each
 ROUNDS = 3  # medians are reported
 WAIT_S = 60.0
+SETTLE_S = 0.2  # after the last answer the gateway still stops legs and counts
 PROMPT = tuple(range(100, 132))
 TOPOLOGY = """\
 model: smollm2-135m
@@ -105,6 +108,7 @@ def run(*, tell: Callable[[str], None]) -> dict[str, Any]:
     return {
         "model": served.model,
         "machine": measured_on,
+        "compiled": is_compiled(),
         "loop_ns": 1e9 * loop_s() / LOOP_ADDITIONS,
         "cells": cells,
         "peak_tokens_per_s": max(cell["tokens_per_s"] for cell in cells),
@@ -147,11 +151,12 @@ def _round(served: Served, streams: int, tokens: int) -> Round:
     )
     process = psutil.Process(served.process.pid)
     selector = selectors.DefaultSelector()
+    cpu = process.cpu_times()
     opened = [Stream(socket.create_connection((host, int(port)))) for _ in range(streams)]
     try:
         for stream in opened:
             selector.register(stream.sock, selectors.EVENT_READ, stream)
-        cpu, began = process.cpu_times(), time.perf_counter()
+        began = time.perf_counter()
         for stream in opened:
             stream.sock.sendall(head.encode() + body)
         left = streams
@@ -165,7 +170,9 @@ def _round(served: Served, streams: int, tokens: int) -> Round:
                 if stream.done:
                     selector.unregister(stream.sock)
                     left -= 1
-        seconds, spent = time.perf_counter() - began, process.cpu_times()
+        seconds = time.perf_counter() - began
+        time.sleep(SETTLE_S)
+        spent = process.cpu_times()
     finally:
         selector.close()
         for stream in opened:
