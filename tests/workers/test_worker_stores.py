@@ -163,6 +163,20 @@ def test_a_leg_that_ends_while_it_waits_leaves_nothing() -> None:
     rig.wait(UNKNOWN_S)
 
 
+def test_a_leg_that_nobody_knows_changes_nothing() -> None:
+    """A wrong name in a notification must not give another leg's memory away, or keep it."""
+    rig = Rig(stores=True)
+    rig.send(start(Role.PREFILL))
+    free = rig.engine.kv_free_tokens()
+    assert loaded(rig, SeqId("r", 9)) == loaded(rig, SeqId("another", 1)) == []
+    assert rig.step() is None
+    put(rig, PREFILL, 32)
+    loaded(rig, PREFILL)
+    assert said(rig.run()) == [(TEXT[:1], 32)]
+    rig.send(stop(epoch=1))
+    assert rig.engine.kv_free_tokens() > free
+
+
 def test_a_prefill_is_kept_when_it_is_done_and_only_then() -> None:
     rig = Rig(stores=True)
     rig.send(start(Role.PREFILL, cache_salt="s", tenant="acme"))

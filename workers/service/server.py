@@ -193,12 +193,15 @@ class WorkerServer:
         }
         return good, body
 
-    async def blocks(self) -> dict[str, int]:
-        def count(worker: Worker, now: float) -> dict[str, int]:
+    async def blocks(self) -> dict[str, Any]:
+        """The engine's memory, and what went to and came from the site's stores so far."""
+
+        def count(worker: Worker, now: float) -> dict[str, Any]:
             return {
                 "held_tokens": self._engine.kv_held_tokens(),
                 "free_tokens": self._engine.kv_free_tokens(),
                 "legs": worker.leg_count,
+                "stores": self._storage.counts(),
             }
 
         return await self._thread.ask(count)

@@ -78,6 +78,8 @@ def test_hits_outlive_their_worker_and_their_store(site: Site) -> None:
     second = site.worker()
     again = site.ask(second)
     assert (again.cached, again.ids, again.hist) == (16 * BLOCKS, alone.ids, alone.hist)
+    counted = second.http.get("/blocks").json()["stores"]
+    assert counted["loaded_blocks_dram"] == counted["known"] == BLOCKS
     assert site.ask(second, cache_salt="mine").cached == 0
 
     assert site.store.end() == 0

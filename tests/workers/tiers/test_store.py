@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import threading
 from pathlib import Path
 
@@ -254,6 +255,33 @@ def test_a_writer_that_fails_at_one_block_writes_the_next(
     written(before)
     assert counts(before)["write_errors"] == 1
     assert served(store(tmp_path), range(4)) == [0, 2, 3]
+
+
+def test_accidents_without_end_do_not_wear_the_hit_rate_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is lost to an error gives its room back: in the end all of it would be gone."""
+    real, rng = BlockFiles.write, random.Random(4)
+
+    def write(self: BlockFiles, name: bytes, tenant: str, content: Block) -> None:
+        if rng.random() < 0.2:
+            raise OSError(errno.EIO, "Input/output error")
+        real(self, name, tenant, content)
+        if rng.random() < 0.2:
+            self.path(name, tenant).write_bytes(b"damaged")
+
+    monkeypatch.setattr(BlockFiles, "write", write)
+    tiers = store(tmp_path)
+    for number in range(150):
+        fill(tiers, range(number, number + 1))
+        served(tiers, range(max(0, number - 25), number))
+    monkeypatch.setattr(BlockFiles, "write", real)
+    fill(written(tiers), range(1000, 1030))
+    written(tiers)
+    assert len(served(tiers, range(1000, 1030))) >= 17
+    assert counts(tiers)["corrupt"] > 0 < counts(tiers)["write_errors"]
+    held = tiers.account()["tiers"]["nvme"]
+    assert held["blocks"] == len([path for path in tmp_path.rglob("*") if path.is_file()])
 
 
 def test_two_stores_on_one_folder_write_the_same_blocks(tmp_path: Path) -> None:
