@@ -43,11 +43,32 @@ def test_a_client_gets_all_it_asks_for(name: str, service: list[str]) -> None:
     assert len(result.lines) > 10
 
 
-def test_a_check_that_fails_is_told_and_fails_the_script(service: list[str]) -> None:
-    url, _, *rest = service
-    result = ask("openai", [sys.executable, str(SCRIPTS / "ask_openai.py"), url, "wrong", *rest])
+FAILING = """\
+from checks import run
+
+def one_that_holds(service):
+    return f"{service.model}\\nat {service.url}"
+
+def one_that_fails(service):
+    assert service.key == "right", "the key is wrong"
+
+run("1.0", [one_that_fails, one_that_holds])
+"""
+
+
+def test_a_check_that_fails_is_told_and_fails_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTS))
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    result = ask("it", [sys.executable, str(script), "here", "wrong", "smol", "none"])
     assert result.code == 1
-    assert any(line.startswith("BAD models: AuthenticationError") for line in result.lines)
+    assert result.lines == (
+        "version 1.0",
+        "BAD one that fails: AssertionError: the key is wrong",
+        "ok one that holds: smol at here",
+    )
 
 
 def test_every_client_has_a_script_and_an_unknown_one_is_refused(
