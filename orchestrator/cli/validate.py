@@ -24,7 +24,7 @@ SAMPLE_TOKENS = 1000  # a prompt's length to show what the line means for it
 class PoolSummary:
     """One pool; `memory_gb` of all its chips, `price_per_h` of all of them, None: not known.
 
-    `planned`: the file leaves its roles to the planner, so they may be any.
+    `dram_bytes`, `nvme_bytes`: of its store of KV blocks; None: there is none. `planned`: the file leaves its roles to the planner, so they may be any.
     """
 
     site: str
@@ -37,6 +37,8 @@ class PoolSummary:
     roles: list[str]
     planned: bool
     memory_gb: float | None
+    dram_bytes: int | None
+    nvme_bytes: int | None
     price_per_h: float | None
 
 
@@ -124,7 +126,7 @@ def summarize(file: str, topology: Topology, catalogue: Catalogue) -> Summary:
 
 
 def _pool(site: str, name: str, pool: Pool, catalogue: Catalogue) -> PoolSummary:
-    memory = catalogue.chips[pool.chip].memory_gb
+    memory, kept = catalogue.chips[pool.chip].memory_gb, pool.kv_pool
     return PoolSummary(
         site=site,
         pool=name,
@@ -136,6 +138,8 @@ def _pool(site: str, name: str, pool: Pool, catalogue: Catalogue) -> PoolSummary
         roles=[role.value for role in Role if role in pool.roles],
         planned=pool.open,
         memory_gb=memory.value * pool.count if memory else None,
+        dram_bytes=None if kept is None else kept.dram_bytes,
+        nvme_bytes=None if kept is None or kept.nvme is None else kept.nvme.size_bytes,
         price_per_h=pool.price_per_h * pool.count if pool.price_per_h is not None else None,
     )
 
@@ -187,10 +191,16 @@ def _pool_text(pool: PoolSummary) -> str:
     workers = f"{pool.instances} worker{'s' if pool.instances > 1 else ''}"
     shards = f" over {pool.parallel} chips each" if pool.parallel > 1 else ""
     memory = f" ({pool.memory_gb:g} GB)" if pool.memory_gb is not None else ""
+    kept = "" if pool.dram_bytes is None else f"; keeps KV in {_gib(pool.dram_bytes)} of memory"
+    kept += "" if pool.nvme_bytes is None else f" and {_gib(pool.nvme_bytes)} of files"
     return (
         f"{pool.pool}: {pool.count} x {pool.chip}{memory}, {workers}{shards}, {pool.engine}, "
-        f"{'roles by plan' if pool.planned else ' and '.join(pool.roles)}"
+        f"{'roles by plan' if pool.planned else ' and '.join(pool.roles)}{kept}"
     )
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.3g} GiB"
 
 
 def _link_text(link: LinkSummary) -> str:

@@ -7,7 +7,7 @@ from orchestrator.topology.schema import Topology
 from workers.api.messages import Role
 from workers.service.config import Line, Simulated, WorkerConfig
 from workers.storage.process import StoreProcessConfig
-from workers.tiers.store import StoreConfig
+from workers.tiers.store import UNWRITTEN_BYTES, StoreConfig
 
 HOST = "127.0.0.1"
 
@@ -33,6 +33,7 @@ def store_configs(
                 files_bytes=0 if kept.nvme is None else kept.nvme.size_bytes,
                 policy=kept.policy,
                 quotas=kept.quotas,
+                unwritten_bytes=min(UNWRITTEN_BYTES, kept.dram_bytes // 4),
             ),
             tls=None if tls is None else tls.files(site),
         )

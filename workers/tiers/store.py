@@ -22,7 +22,7 @@ from workers.tiers.files import TENANT, BlockFiles, CorruptFile
 from workers.tiers.holdings import Holdings, Told
 from workers.tiers.ledger import Cause, Entry, Ledger, Left, TooLarge
 
-# Blocks that wait to be written; beyond that they stay in memory only, and are counted.
+# Blocks that wait to be written, beside what memory holds; more are not written, and counted.
 UNWRITTEN_BYTES = 256 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 class StoreConfig:
     """Sizes in bytes. `files`: the folder of the file tier; None: there is none.
 
-    `quotas`: bytes a tenant may have in each tier.
+    `quotas`: bytes a tenant may have in each tier. `unwritten_bytes`: what may wait for its file
+    and has left memory, or has not.
     """
 
     memory_bytes: int

@@ -42,6 +42,12 @@ def test_a_good_file() -> None:
     assert "emulated; the KV of 1000 tokens needs 18.5 s" in done.stdout
 
 
+def test_a_pool_that_keeps_kv_says_how_much() -> None:
+    done = pdd("validate", "configs/topologies/laptop-pool.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "torch, main; keeps KV in 0.5 GiB of memory and 4 GiB of files" in done.stdout
+
+
 def test_a_good_file_as_json() -> None:
     done = pdd("validate", "configs/topologies/hami-shenzhen.yaml", "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")

@@ -53,7 +53,7 @@ def test_processes_are_told_what_the_file_says(tmp_path: Path) -> None:
         policy="s3-fifo",
         quotas={"acme": 1 << 30},
     )
-    assert stores[1].tiers == StoreConfig(memory_bytes=64 << 20)
+    assert stores[1].tiers == StoreConfig(memory_bytes=64 << 20, unwritten_bytes=16 << 20)
     workers = worker_configs(topology, "hami", "a model", stores=stores)
     near, far = "127.0.0.1:7001", "127.0.0.1:7002"
     assert [worker.stores for worker in workers] == [(), (near, far), (far, near)]
