@@ -30,6 +30,7 @@ from workers.meter import StepMeter
 from workers.outputs import Output, Up
 from workers.runner import Runner
 from workers.sense import in_vocabulary, senseless
+from workers.sharing import Sharing, Taken
 from workers.storing import Storing
 
 __all__ = ["NotYet", "Worker"]
@@ -68,6 +69,7 @@ class Worker:
         self._holds: dict[SeqId, float] = {}  # held prefill -> when its KV is freed
         self._step: Step | None = None
         self._step_began = 0.0
+        self._sharing = Sharing()
         self._inbox: list[Callable[[float], list[Output]]] = []
         self._meter = StepMeter()
         self._storing = Storing(self._runner, self._meter) if stores else None
@@ -213,6 +215,14 @@ class Worker:
             prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
         )
 
+    def taken(self) -> dict[str, Taken]:
+        """What the legs of each gateway take that was seen within its lease."""
+        taken = dict.fromkeys(self._seen, Taken())
+        for leg in self._legs.values():
+            before = taken.get(leg.gateway, Taken())
+            taken[leg.gateway] = Taken(before.slots + leg.takes_slot, before.tokens + leg.reserved)
+        return taken
+
     def drain(self, now: float) -> None:
         """Take no new legs; those that are here go on."""
         self._draining = True
@@ -245,14 +255,19 @@ class Worker:
             return self._refuse(start, now, reason, cause=Cause.SENSELESS)
         if self._draining:
             return self._refuse(start, now, f"{self.name} is draining")
-        if sum(leg.takes_slot for leg in self._legs.values()) >= self._slots:
+        taken = self.taken()
+        kept = self._sharing.kept_from(start.gateway, taken, now)
+        if sum(share.slots for share in taken.values()) + kept >= self._slots:
+            self._sharing.refused(start.gateway, now)
             return self._refuse(start, now, f"all {self._slots} slots of {self.name} are taken")
         try:
             leg = self._runner.open(start, seq)
         except NoRoom as full:
+            self._sharing.refused(start.gateway, now)
             return self._refuse(start, now, str(full))
         except GrammarRefused as error:
             return self._refuse(start, now, str(error), cause=Cause.GRAMMAR)
+        self._sharing.started(start.gateway)
         out = [] if self._storing is None else self._storing.begin(leg, now)
         out += self._runner.aim(leg) + self._handover.started(leg)
         return out + self._unpark(seq, now)

@@ -250,7 +250,9 @@ class Machine:
         if isinstance(message, Load):
             view = self.ctx.world.workers.get(event.worker)
             if view is not None:
+                before = view.room
                 view.report(message)
+                self.ctx.room_made = self.ctx.room_made or view.room > before
                 self._links_seen(view, message, now)
             return
         if isinstance(message, NextTokens):
@@ -415,6 +417,9 @@ class Machine:
         req.excluded.add(leg.worker)
         req.refused = True
         self.ctx.stop_leg(req, leg)
+        view = self.ctx.world.workers.get(leg.worker)
+        if view is not None and message.cause is Cause.BUSY:
+            view.refused()
         hopeless = _HOPELESS.get(message.cause)
         if hopeless is not None:
             fail(self.ctx, req, hopeless, message.reason)

@@ -241,7 +241,7 @@ def _both_fit(w: WorkerView, tokens: int, only_with_room: bool) -> bool:
     """Whether a worker takes a prefill leg and another one, `tokens` in all."""
     if not only_with_room:
         return w.up.slots >= 2 and tokens <= w.up.kv_total_tokens
-    return w.slots_used + 2 <= w.up.slots and w.tokens_booked + tokens <= w.up.kv_total_tokens
+    return w.slots_used + w.slots_theirs + 2 <= w.up.slots and tokens <= w.room
 
 
 def _turn_s(p: WorkerView) -> float:

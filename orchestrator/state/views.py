@@ -31,6 +31,9 @@ class WorkerView:
 
     `room`: tokens one more leg may have by the books, below 0 when every slot is taken; `share`:
     the part of the slots that are taken. Both are read far more often than the books change.
+    `slots_theirs` and `tokens_theirs` are other gateways', as last reported, but no more than
+    leaves this one as much as any: what they have beyond that it asks for, and the worker sees to
+    it that it comes free.
     `prefill_queue_tokens`: prompt tokens that must be computed before a new leg's turn. `step_s`
     (per decode step) and `prefill_tokens_per_s` are as last reported, and never 0.
     """
@@ -47,6 +50,8 @@ class WorkerView:
     slots_used: int = field(default=0, init=False)
     tokens_booked: int = field(default=0, init=False)
     prefill_queue_tokens: int = field(default=0, init=False)
+    slots_theirs: int = field(default=0, init=False)
+    tokens_theirs: int = field(default=0, init=False)
     room: int = field(init=False)
     share: float = field(default=0.0, init=False)
 
@@ -61,6 +66,18 @@ class WorkerView:
         self.load = load
         self.step_s = load.step_s or DEFAULT_STEP_S
         self.prefill_tokens_per_s = load.prefill_tokens_per_s or DEFAULT_PREFILL_TOKENS_PER_S
+        slots, tokens, gateways = self.up.slots, self.up.kv_total_tokens, load.gateways
+        self.slots_theirs = min(load.others_slots, slots - -(-slots // gateways))
+        self.tokens_theirs = min(load.others_tokens, tokens - -(-tokens // gateways))
+        self._sum_up()
+
+    def refused(self) -> None:
+        """It had no room for a leg that the books had room for: until it reports, others have all
+        that this gateway has not.
+        """
+        if self.load is not None and self.load.gateways > 1:
+            self.slots_theirs = self.up.slots - self.slots_used
+            self._sum_up()
 
     def book(self, leg: LegId, booking: Booking) -> None:
         """Enter what a leg takes; an earlier entry of the same leg is struck out."""
@@ -81,10 +98,13 @@ class WorkerView:
         self.slots_used += sign * booking.decoding_slot
         self.tokens_booked += sign * booking.tokens
         self.prefill_queue_tokens += sign * booking.prefill_tokens
-        slots = self.up.slots
-        free = self.slots_used < slots
-        self.room = self.up.kv_total_tokens - self.tokens_booked if free else -1
-        self.share = self.slots_used / slots
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        slots, used = self.up.slots, self.slots_used + self.slots_theirs
+        left = self.up.kv_total_tokens - self.tokens_booked - self.tokens_theirs
+        self.room = left if used < slots else -1
+        self.share = used / slots
 
     def has_room(self, tokens: int) -> bool:
         """Whether one more leg of `tokens` fits the books."""

@@ -25,6 +25,7 @@ from workers.engines.base import SeqId, SequenceSpec, Step
 from workers.engines.simulated.engine import SimulatedEngine, WrongKV
 from workers.engines.simulated.model import SimulatedModel
 from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
+from workers.sharing import told_to
 from workers.streams.packed import packed
 from workers.streams.recent import RecentAnswers
 from workers.worker import Worker
@@ -236,8 +237,9 @@ class VirtualWorker:
         load = self.core.load()
         if self.spec.warm and load.step_s is None:
             load = replace(load, step_s=self.spec.step_s)
-        for connection, hear in list(self._streams.values()):
-            connection.send(self.process, hear, connection, (load,))
+        taken = self.core.taken()
+        for gateway, (connection, hear) in list(self._streams.items()):
+            connection.send(self.process, hear, connection, (told_to(gateway, load, taken),))
         self.process.after(HEARTBEAT_S, self._beat)
 
     def _say(self, gateway: str, messages: Sequence[UpMessage]) -> None:

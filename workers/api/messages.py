@@ -298,6 +298,9 @@ class Load:
     step_s: float | None  # seconds per decode step, moving average; None: not yet known
     prefill_tokens_per_s: float | None
     links: tuple[LinkLoad, ...] = ()  # to the sites it has sent KV to
+    gateways: int = 1  # that share it
+    others_slots: int = 0  # taken by legs of other gateways than the one that is told
+    others_tokens: int = 0  # of KV memory, the same
 
 
 ControlMessage = Start | SendKV | Pause | Resume | Stop

@@ -11,6 +11,7 @@ from typing import TypeVar
 from workers.api.messages import Load
 from workers.engines.base import Engine, SeqId, Step
 from workers.outputs import Output
+from workers.sharing import Taken
 from workers.worker import Worker
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class EngineThread:
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.load: Load = worker.load()
+        self.taken: dict[str, Taken] = worker.taken()
         self._load_at = monotonic()
         self.failure: str | None = None
 
@@ -187,5 +189,5 @@ class EngineThread:
         now = monotonic()
         if now - self._load_at >= after_s:
             with self._core:
-                self.load = self._worker.load()
+                self.load, self.taken = self._worker.load(), self._worker.taken()
             self._load_at = now

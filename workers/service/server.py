@@ -243,7 +243,7 @@ class WorkerServer:
                 self._ended.set()
                 return
             if self._thread.healthy(self._config.stall_s):
-                self._streams.heartbeat(self._load())
+                self._streams.heartbeat(self._load(), self._thread.taken)
 
     def _renew(self, gateway: str) -> None:
         """A gateway was heard. Its open stream says nothing: over a cut line it stays open."""

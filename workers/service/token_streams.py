@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from workers.api.messages import Load, UpMessage
 from workers.api.wire import encode
 from workers.outputs import Up
+from workers.sharing import Taken, told_to
 from workers.streams.packed import packed
 from workers.streams.recent import RecentAnswers
 
@@ -114,12 +115,14 @@ class TokenStreams:
             if stream is not None and not stream.closed:
                 stream.write(_messages_line(packed(messages)))
 
-    def heartbeat(self, load: Load) -> None:
-        """Tell every gateway the worker's load, and forget old answers."""
-        line = _messages_line([load])
-        for stream in self._streams.values():
+    def heartbeat(self, load: Load, taken: Mapping[str, Taken]) -> None:
+        """Tell every gateway the worker's load, and forget old answers.
+
+        `taken`: what the legs of each gateway take.
+        """
+        for gateway, stream in self._streams.items():
             if not stream.closed:
-                stream.write(line)
+                stream.write(_messages_line([told_to(gateway, load, taken)]))
         self._answers.forget_old(self._clock())
 
     def close(self) -> None:

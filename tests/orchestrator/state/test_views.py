@@ -1,5 +1,7 @@
 """The gateway's books of workers and links."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,6 +62,42 @@ def test_a_held_or_paused_leg_takes_memory_only() -> None:
     w.book(("a", 0), Booking(role=Role.RELAY, tokens=40, decoding_slot=False))
     assert (w.slots_used, w.tokens_booked) == (0, 40)
     assert w.has_room(60)
+
+
+def shared(w: WorkerView, gateways: int, slots: int, tokens: int) -> None:
+    """The worker reports what the legs of others take."""
+    others = {"gateways": gateways, "others_slots": slots, "others_tokens": tokens}
+    w.report(replace(load(0.01, 900.0), **others))
+
+
+def test_what_others_take_is_not_there_but_for_a_fair_share() -> None:
+    w = view(slots=8, tokens=100)
+    shared(w, 2, 3, 30)
+    w.book(("a", 0), Booking(role=Role.MAIN, tokens=20))
+    assert (w.room, w.share) == (50, 0.5)
+    shared(w, 2, 7, 90)
+    assert w.has_room(30), "of 8 slots and 100 tokens half are its own to ask for"
+    assert not w.has_room(31)
+    for leg in "bcd":
+        w.book((leg, 0), Booking(role=Role.MAIN, tokens=1))
+    assert not w.has_room(1)
+    shared(w, 3, 0, 0)
+    assert w.has_room(77), "what nobody takes is anybody's"
+
+
+def test_a_shared_worker_that_refuses_is_full_until_it_reports() -> None:
+    w = view(slots=4)
+    w.book(("a", 0), Booking(role=Role.MAIN, tokens=1))
+    w.refused()
+    assert w.has_room(1), "alone it may be wrong once"
+    shared(w, 2, 0, 0)
+    w.refused()
+    assert not w.has_room(1)
+    w.unbook(("a", 0))
+    assert w.has_room(1), "what comes free of its own it may have again"
+    w.book(("b", 0), Booking(role=Role.MAIN, tokens=1))
+    shared(w, 2, 1, 0)
+    assert w.has_room(1)
 
 
 def test_speeds_are_the_reported_ones_and_never_0() -> None:
