@@ -4,6 +4,7 @@ import json
 import logging
 import socket
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -67,6 +68,19 @@ def test_a_flood_of_headers_is_cut_off(gateway, flood):
     if answer:
         status, error = refusal(answer)
         assert (status, error["code"]) == (431, "headers_too_large")
+    assert gateway.get("/health").status_code == 200
+
+
+def test_a_flood_of_trailers_is_cut_off(gateway):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = b'{"model": "smollm2-135m", "prompt": "x"}'
+    fields = b"".join(b"x-%d: y\r\n" % i for i in range(border.MAX_HEADERS + 1))
+    with dial(gateway) as client:
+        client.sendall(head + b"%x\r\n%b\r\n0\r\n" % (len(body), body))
+        client.sendall(fields + b"\r\n")
+        with suppress(ConnectionError):  # what is still unread when it closes resets it
+            everything(client)
+    assert gateway.service.arrived == []
     assert gateway.get("/health").status_code == 200
 
 

@@ -103,6 +103,57 @@ def test_a_partial_stop_string_is_held_back(gateway):
         assert '"finish_reason":"stop"' in next(lines)
 
 
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [
+        ([" two three four"], "one"),  # over three chunks
+        ([" two three five"], "one two three four"),  # held back to the last, and told
+        ([" two three four", " two three"], "one"),  # one is the other's prefix
+        ([" three four", " two three four five"], "one two"),  # the first that is complete
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_may_come_in_any_number_of_chunks(gateway, sse, stop, told, stream):
+    gateway.service.says("one two three four")
+    answer = gateway.complete(stop=stop, stream=stream)
+    if stream:
+        chunks = [json.loads(data)["choices"][0] for data in sse(answer.text)[:-1]]
+        assert "".join(chunk["text"] for chunk in chunks) == told
+    else:
+        chunks = answer.json()["choices"]
+        assert chunks[0]["text"] == told
+    assert chunks[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("text", ["巴黎是法国的首都", "👩‍🚀👍🏽🏳️‍🌈", "x́ ﷽ नमस्ते"])
+def test_every_chunk_is_whole_characters(gateway, sse, text):
+    """However many tokens one of them takes; what a client puts together is the text."""
+    gateway.service.says(text)
+    assert len(gateway.service.script.ids) > len(text) / 2
+    with gateway.http.stream(
+        "POST", "/v1/completions", json={"model": "smollm2-135m", "prompt": "x", "stream": True}
+    ) as response:
+        raw = b"".join(response.iter_raw())
+    chunks = [json.loads(data)["choices"][0]["text"] for data in sse(raw.decode())[:-1]]
+    assert "".join(chunks) == text
+    assert "\ufffd" not in raw.decode()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_usage_counts_the_prompt_once_and_every_choice(gateway, sse, n):
+    gateway.service.says("one two three")
+    options = {"include_usage": True}
+    *data, done = sse(gateway.chat(stream=True, n=n, stream_options=options).text)
+    chunks = [json.loads(d) for d in data]
+    prompt, completion = len(gateway.service.arrived[0].prompt_ids), n * 4
+    assert [chunk["choices"] for chunk in chunks].count([]) == 1, "one usage, after all choices"
+    usage = chunks[-1]["usage"]
+    assert chunks[-1]["choices"] == []
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, completion)
+    assert usage == gateway.chat(n=n).json()["usage"]
+    assert done == "[DONE]"
+
+
 def test_the_headers_wait_for_the_first_token(gateway):
     gateway.service.says("Paris.", hold_after=0)
     body = {"model": "smollm2-135m", "prompt": "x", "stream": True}
