@@ -9,7 +9,7 @@ const [url, key, model] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: url, apiKey: key, maxRetries: 0, timeout: 60_000 });
 
 const FREE_MS = 5_000; // after a client has left, everything it held is free
-const LONG = 4_000; // tokens, of an answer that nobody waits for: over a minute
+const LONG = 4_000; // tokens, of an answer that nobody waits for
 const messages = [{ role: "user", content: "How warm is it in Lanzhou, and how windy?" }];
 const WEATHER = {
   type: "object",

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 FREE_S = 5.0  # after a client has left, everything it held is free
 BEGUN_S = 30.0  # a client that is a process of its own has asked
-LONG = 4000  # tokens, of an answer that nobody waits for: over a minute
+LONG = 4000  # tokens, of an answer that nobody waits for
 
 WEATHER = {
     "type": "object",

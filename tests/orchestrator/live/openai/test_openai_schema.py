@@ -1,5 +1,6 @@
 """`/openapi.json` is true: nothing that it allows, or nearly, is a server's error, and every answer
-is as it says. By schemathesis, which draws requests from it.
+is as it says. By schemathesis, which draws requests from it; `make client-schemathesis` draws more,
+of a running service.
 """
 
 import subprocess
