@@ -24,7 +24,8 @@ SAMPLE_TOKENS = 1000  # a prompt's length to show what the line means for it
 class PoolSummary:
     """One pool; `memory_gb` of all its chips, `price_per_h` of all of them, None: not known.
 
-    `dram_bytes`, `nvme_bytes`: of its store of KV blocks; None: there is none. `planned`: the file leaves its roles to the planner, so they may be any.
+    `dram_bytes`, `nvme_bytes`: of its store of KV blocks; None: there is none.
+    `planned`: the file leaves its roles to the planner, so they may be any.
     """
 
     site: str
