@@ -73,9 +73,9 @@ def test_mistakes(broken: Path) -> None:
     done = pdd("validate", str(broken))
     assert (done.returncode, done.stdout) == (2, "")
     chip, bandwidth = done.stderr.splitlines()
-    assert chip.startswith(f"{broken}:9:21: sites.hami.pools.relay.chip: unknown chip 'gpu'; ")
+    assert chip.startswith(f"{broken}:10:21: sites.hami.pools.relay.chip: unknown chip 'gpu'; ")
     assert bandwidth == (
-        f"{broken}:16:57: links[0].bandwidth: '10Mb' is ambiguous: write 10Mbps for bits or "
+        f"{broken}:17:57: links[0].bandwidth: '10Mb' is ambiguous: write 10Mbps for bits or "
         "10MB/s for bytes per second"
     )
 
@@ -85,7 +85,7 @@ def test_mistakes_as_json(broken: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "")
     first, second = json.loads(done.stdout)
     assert first.keys() == {"file", "line", "column", "path", "message"}
-    assert (first["line"], first["column"]) == (9, 21)
+    assert (first["line"], first["column"]) == (10, 21)
     assert second["path"] == "links[0].bandwidth"
 
 
