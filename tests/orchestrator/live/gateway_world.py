@@ -50,13 +50,15 @@ class World:
         self.url, self.internal, self.http, self.peers = url, internal, http, peers
         self.writers: dict[str, asyncio.StreamWriter] = {}
 
-    async def lease(self, site: str, headers: dict[str, str] = SECRET) -> httpx.Response:
+    async def lease(
+        self, site: str, headers: dict[str, str] = SECRET, state: str = "up"
+    ) -> httpx.Response:
         workers = [
             {
                 "name": name,
                 "pool": name.split("/")[1],
                 "roles": [role],
-                "state": "up",
+                "state": state,
                 "reason": None,
                 "http": f"127.0.0.1:{self.peers[name].port}",
                 "kv": "127.0.0.1:9",
@@ -129,14 +131,14 @@ def load_of(name: str) -> Load:
 
 
 @contextlib.asynccontextmanager
-async def world() -> AsyncIterator[World]:
+async def world(topology: Topology = TOPOLOGY) -> AsyncIterator[World]:
     directory = resolve_model(MODEL)
     gateway = Gateway(
-        TOPOLOGY,
+        topology,
         name="gw-1",
         card=read_card(MODEL, directory),
         tokenizer=load_tokenizer(MODEL, directory),
-        directory=Directory(TOPOLOGY, None),
+        directory=Directory(topology, None),
         secret="s3cret",
         door=Door({"k1": "default"}),
     )
@@ -160,9 +162,11 @@ async def world() -> AsyncIterator[World]:
                     await running
 
 
-def play(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+def play(
+    scenario: Callable[[World], Coroutine[Any, Any, None]], topology: Topology = TOPOLOGY
+) -> None:
     async def whole() -> None:
-        async with world() as there:
+        async with world(topology) as there:
             await scenario(there)
 
     uvloop.run(whole())
