@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.pool.site import SECRET, forget_pages, store
 from orchestrator.catalogue import load_catalogue, roofline
+from workers.costs import Costs
 from workers.kv.prefix import CANONICAL_TOKENS
 from workers.tiers.blocks import KEY_BYTES, Block, Tier, checksum
 from workers.tiers.choice import Place, Speeds, worth_loading
@@ -50,7 +51,7 @@ def run(folder: Path, *, tell: Callable[[str], None]) -> list[dict[str, Any]]:
     return rows
 
 
-def _worth(tokens: int, place: Place, nbytes: int, speeds: Speeds, costs: Any) -> int:
+def _worth(tokens: int, place: Place, nbytes: int, speeds: Speeds, costs: Costs) -> int:
     blocks = tokens // CANONICAL_TOKENS
     return worth_loading(
         [place] * blocks,
@@ -58,7 +59,7 @@ def _worth(tokens: int, place: Place, nbytes: int, speeds: Speeds, costs: Any) -
         speeds,
         time.monotonic(),
         lambda n: costs.chunk_s(n * CANONICAL_TOKENS, 0),
-    ).blocks
+    )
 
 
 def _first(loads: list[dict[str, int]]) -> int | None:

@@ -47,7 +47,6 @@ class StoreProcess:
     def __init__(self, config: StoreProcessConfig) -> None:
         self._config = config
         self._stopping = threading.Event()
-        self.up = False
 
     def run(self) -> int:
         """Serve until it is stopped, or its parent is gone; the exit code. Raises StartFailed."""
@@ -73,7 +72,6 @@ class StoreProcess:
         server = StoreServer(store, listening, secret, site=config.site, tls=tls)
         server.start()
         log.info("serving", extra={"port": config.port, **store.account()["counts"]})
-        self.up = True
         while not self._stopping.wait(PARENT_CHECK_S) and os.getppid() == parent:
             pass
         server.close()

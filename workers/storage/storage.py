@@ -107,6 +107,7 @@ class Storage:
             self._count("loads_cut")
             log.warning("blocks not loaded", extra={"reason": str(cut)})
         except (KeyError, ValueError) as error:  # the leg has ended, or has all its KV
+            self._count("puts_refused")
             log.info("blocks not wanted any more", extra={"reason": str(error)})
         finally:
             self._loaded(order.seq)
@@ -117,7 +118,7 @@ class Storage:
         have = order.have // CANONICAL_TOKENS
         keys = self._form.keys(order.tokens, order.cache_salt)[have:]
         places = self._places(keys, deadline)
-        worth = worth_loading(
+        depth = worth_loading(
             places,
             self._form.nbytes,
             self._speeds,
@@ -128,9 +129,9 @@ class Storage:
         with self._lock:
             self._counts["wanted"] += len(keys)
             self._counts["known"] += known
-            self._counts["not_worth_loading"] += known - worth.blocks
+            self._counts["not_worth_loading"] += known - depth
         first = 0
-        for place, run in groupby(places[: worth.blocks]):
+        for place, run in groupby(places[:depth]):
             stop = first + len(list(run))
             if place is not None:
                 self._load_run(order.seq, have + first, keys[first:stop], place, deadline)

@@ -56,27 +56,19 @@ class Speeds:
         return measured.bytes_per_s
 
 
-class Worth(NamedTuple):
-    """How many leading blocks to load, what that takes, and what it spares. Seconds."""
-
-    blocks: int
-    load_s: float
-    spared_s: float
-
-
 def worth_loading(
     places: Sequence[Place | None],
     block_bytes: int,
     speeds: Speeds,
     now: float,
     compute_s: Callable[[int], float],
-) -> Worth:
-    """Which leading part of a run of blocks to load; the first that is nowhere ends the run.
+) -> int:
+    """How many leading blocks of a run to load; the first that is nowhere ends the run.
 
     `compute_s(n)`: seconds that the first n blocks cost otherwise. What is computed after them
     costs the same in any case, so the depth with the largest gain is the best.
     """
-    best = Worth(0, 0.0, 0.0)
+    best, most_s = 0, 0.0
     load_s, stores = 0.0, set()
     for depth, place in enumerate(places, start=1):
         if place is None:
@@ -85,7 +77,7 @@ def worth_loading(
             stores.add(place.store)
             load_s += speeds.latency_s(place.store)
         load_s += block_bytes / speeds.bytes_per_s(place, now)
-        spared_s = compute_s(depth)
-        if spared_s - load_s > best.spared_s - best.load_s:
-            best = Worth(depth, load_s, spared_s)
+        gained_s = compute_s(depth) - load_s
+        if gained_s > most_s:
+            best, most_s = depth, gained_s
     return best

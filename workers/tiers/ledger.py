@@ -19,6 +19,8 @@ class Cause(StrEnum):
 
 
 class Entry(NamedTuple):
+    """Whose block it is, and how large."""
+
     tenant: str
     nbytes: int
 

@@ -41,6 +41,8 @@ class WireBroken(Exception):
 
 
 class Kind(IntEnum):
+    """What a message is; see the module's docstring."""
+
     FIND = 1
     FOUND = 2
     GET = 3

@@ -28,7 +28,7 @@ def speeds(**rates: float) -> Speeds:
 
 
 def depth(places: list[Place | None], known: Speeds, block_s: float, at: float = 1.0) -> int:
-    return worth_loading(places, MB, known, at, lambda n: n * block_s).blocks
+    return worth_loading(places, MB, known, at, lambda n: n * block_s)
 
 
 def test_what_comes_faster_than_it_is_computed_is_loaded() -> None:
@@ -81,7 +81,7 @@ def test_a_long_prompt_is_loaded_where_a_short_one_is_computed() -> None:
     def loaded(tokens: int) -> int:
         return worth_loading(
             [MEMORY] * (tokens // 16), 16 * 131_072, known, 1.0, lambda n: costs.chunk_s(16 * n, 0)
-        ).blocks
+        )
 
     assert loaded(1024) == 0
     assert loaded(131_072) == 8192
