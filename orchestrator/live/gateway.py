@@ -8,7 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Info
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -132,7 +132,10 @@ class Gateway:
         replanner: Replanner | None = None,
         tls: TlsContexts | None = None,
     ) -> None:
-        metrics = Metrics(CollectorRegistry(), card.name)
+        registry = CollectorRegistry()
+        metrics = Metrics(registry, card.name)
+        # Where several share a port: whose figures these are.
+        Info("pdd_gateway", "Who tells this", registry=registry).info({"gateway": name})
         clock = asyncio.get_running_loop().time
         recent = Recent(clock)
         vocabulary = Vocabulary(tokenizer, card.stop_ids)

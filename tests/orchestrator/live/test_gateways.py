@@ -101,6 +101,10 @@ def test_one_that_dies_costs_its_own_streams_and_no_other() -> None:
         *own, shared = bare.urls
         names = {(await bare.status(url))["gateway"]["name"] for url in own}
         assert {name[-2:] for name in names} == {"-1", "-2"}
+        for url in own:
+            scraped = (await bare.http.get(f"{url}/metrics")).text
+            name = (await bare.status(url))["gateway"]["name"]
+            assert f'pdd_gateway_info{{gateway="{name}"}} 1.0' in scraped
         tasks = [asyncio.create_task(ask(shared, 150)) for _ in range(16)]
         await until(lambda: _open(bare, own, 16), "all are served", 30.0)
         held = [(await bare.status(url))["requests"]["open"] for url in own]
