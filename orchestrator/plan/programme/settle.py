@@ -208,18 +208,32 @@ class _Held:
 
     def __init__(self) -> None:
         self.tokens = self.slots = 0.0
-        self._seconds = self._legs = 0.0
+        self._seconds = self._legs = self._known = 0.0
 
-    def add(self, rate: float, seconds: float, tokens: float, *, slot: bool = True) -> None:
+    def add(
+        self, rate: float, seconds: float, tokens: float, known: float, *, slot: bool = True
+    ) -> None:
+        """Legs that begin; `known`: tokens of each that others have as well."""
         self.tokens += rate * seconds * tokens
         self.slots += rate * seconds if slot else 0.0
         self._seconds += rate * seconds
         self._legs += rate
+        self._known += rate * seconds * known
 
     @property
     def hold_s(self) -> float:
         """Of one leg, the mean."""
         return self._seconds / self._legs if self._legs else 0.0
+
+    def shared(self, reused: float) -> float:
+        """The part of so many known tokens that some leg holds: they are found there too.
+
+        Each of n legs, n on average, has a part of them at random.
+        """
+        if not self._seconds:
+            return 0.0
+        part = min(1.0, self._known / self._seconds / reused)
+        return 1.0 - (1.0 - part) ** self._seconds
 
 
 def _memory(net: Net, flows: Flows, state: State, going: Sequence[_Going]) -> None:
@@ -235,7 +249,8 @@ def _memory(net: Net, flows: Flows, state: State, going: Sequence[_Going]) -> No
         state.hold_s[place] = held[place].hold_s
         if reused:
             # The router takes the worker with the longest hit, so each keeps its own part.
-            cached = min(1.0, room * max(0.0, 1 - used) / reused)
+            free = room * max(0.0, 1 - used) / reused
+            cached = min(1.0, held[place].shared(reused) + free)
             # Half of the way: a fuller cache leaves more memory, which would swing for ever.
             state.cached[place] = (state.cached[place] + cached) / 2
 
@@ -250,10 +265,10 @@ def _hold_decode(
         before_s = waits_s.get(path.site, 0.0) + state.prefill_s[path.kind, path.site]
         life_s = before_s + max(terms.kv_s, terms.stall_s)
         life_s += terms.main_tokens * state.step_s[path.main]
-        held[path.main].add(rate, life_s, request.prompt + request.output)
+        held[path.main].add(rate, life_s, request.prompt + request.output, request.main_hit)
         if path.relay is not None:
             reserve = relay_reserve(request, terms.relay_tokens)
-            held[path.relay].add(rate, before_s + terms.hold_s, reserve)
+            held[path.relay].add(rate, before_s + terms.hold_s, reserve, request.main_hit)
 
 
 def _hold_prefill(
@@ -270,7 +285,8 @@ def _hold_prefill(
         total = sum(weight for weight, _ in parts)
         after_s = sum(weight * s for weight, s in parts) / total if total else 0.0
         seconds = state.wait_s[place] + state.prefill_s[kind, site] + after_s
-        held[place].add(rate, seconds, net.problem.classes[kind].prompt, slot=False)
+        request = net.problem.classes[kind]
+        held[place].add(rate, seconds, request.prompt, request.hit, slot=False)
 
 
 def _site_waits(net: Net, flows: Flows, state: State) -> dict[str, float]:

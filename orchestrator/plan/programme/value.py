@@ -12,7 +12,7 @@ from orchestrator.plan.programme.settle import Flows, settle
 from orchestrator.plan.programme.terms import State, empty_state, terms_of
 from workers.api.record import record
 
-ROUNDS = 12
+ROUNDS = 16
 HOPE = 1.1  # the first round knows no waits, but caps for a mix that flows may improve
 CONVERGED = 0.005  # of the programme's rate, between two rounds
 NOTHING = 1e-9  # requests/s
@@ -125,12 +125,13 @@ def _fixed_point(net: Net, first: Answer) -> _FixedPoint:
         found = best_flows(net, state, flows)
         if found is None or found.rate <= NOTHING:
             break
-        moved = abs(found.rate / answer.rate - 1)
+        # Of flows that a state was made of, and the best there are in it.
+        moved = abs(found.rate / sum(flows.going) - 1)
         answer = found
         if moved < CONVERGED:
             break
         # Part of the way, ever less: flows that jump between two ways would never settle.
-        flows = _between(flows, found.flows, 1 / rounds)
+        flows = _between(flows, found.flows, 2 / (rounds + 1))
         state = settle(net, flows, state)
     return _FixedPoint(answer, state, rounds, moved)
 
