@@ -109,7 +109,10 @@ class _Place:
     async def _keep(self) -> None:
         number = self._order.number
         while True:
-            reason = await self._live()
+            try:
+                reason = await self._live()
+            except OSError as error:  # no process could be started, or it ended at once
+                reason = str(error)
             if not self.serving.done():
                 self.serving.set_exception(LaunchFailed(f"gateway {number}: {reason}"))
                 return
@@ -132,6 +135,8 @@ class _Place:
         process.stdin.write(order.write())
         failed: str | None = None
         async for line in process.stdout:
+            if not line.startswith(b"{"):
+                continue  # a library's word
             told = json.loads(line)
             failed = told.get("failed")
             if failed is None:
