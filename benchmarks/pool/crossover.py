@@ -17,26 +17,26 @@ from workers.tiers.store import StoreConfig
 
 MEASURED_BYTES = 128 << 20
 LENGTHS = tuple(1 << n for n in range(7, 18))
+# From where loading always pays to where it seldom does: a model, a chip, and how many of them.
 PAIRS = (
-    ("smollm2-135m", "cpu"),
-    ("llama-3.1-8b", "rtx4090"),
-    ("qwen3-8b", "l40s"),
-    ("qwen3-8b", "h100"),
-    ("llama-3.1-70b", "h100"),
-    ("qwen3-32b", "h100"),
+    ("smollm2-135m", "cpu", 1),
+    ("llama-3.1-70b", "h20", 2),
+    ("deepseek-v3", "h20", 8),
+    ("qwen3-8b", "l40s", 1),
+    ("qwen3-8b", "h100", 1),
 )
 PATIENCE_S = 60.0
 
 
 def run(folder: Path, *, tell: Callable[[str], None]) -> list[dict[str, Any]]:
-    """For each model on one chip: how fast its blocks come from each tier, and what then pays."""
+    """For each model on its chips: how fast its blocks come from each tier, and what then pays."""
     catalogue, rows = load_catalogue(), []
-    for name, chip_name in PAIRS:
+    for name, chip_name, parallel in PAIRS:
         model, chip = catalogue.models[name], catalogue.chips[chip_name]
         nbytes = round(model.kv_bytes_per_token.value) * CANONICAL_TOKENS
         speeds = _measured(folder / f"{name} {chip_name}", nbytes)
-        costs = roofline(chip, model)
-        row: dict[str, Any] = {"model": name, "chip": chip_name}
+        costs = roofline(chip, model, parallel)
+        row: dict[str, Any] = {"model": name, "chip": f"{parallel} x {chip_name}"}
         for tier in Tier:
             now, place = time.monotonic(), Place(0, tier)
             row[f"{tier}_bytes_per_s"] = speeds.bytes_per_s(place, now)
@@ -46,7 +46,7 @@ def run(folder: Path, *, tell: Callable[[str], None]) -> list[dict[str, Any]]:
             ]
             row[f"{tier}_from_tokens"] = _first(row[f"{tier}_loads"])
         told = ", ".join(f"{tier} {_told(row[f'{tier}_from_tokens'])}" for tier in Tier)
-        tell(f"{name} on {chip_name}: {told}")
+        tell(f"{name} on {row['chip']}: {told}")
         rows.append(row)
     return rows
 

@@ -26,7 +26,7 @@ def test_the_replay_of_conversations_adds_up(
 def test_where_a_model_computes_slowly_all_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crossover, "PAIRS", (("smollm2-135m", "cpu"),))
+    monkeypatch.setattr(crossover, "PAIRS", (("smollm2-135m", "cpu", 1),))
     monkeypatch.setattr(crossover, "MEASURED_BYTES", 4 << 20)
     (row,) = crossover.run(tmp_path, tell=lambda text: None)
     for tier in ("dram", "nvme"):
