@@ -42,10 +42,12 @@ class Metrics(Protocol):
 class Watcher(Protocol):
     """Told of each request's end and all that happened in it; None: it was refused as it came.
 
-    `end` None: the client left.
+    `end` None: the client left. `trace`: its client's traceparent, if it gave one.
     """
 
-    def ended(self, told: Timeline | None, end: Finish | Fail | None) -> None: ...
+    def ended(
+        self, told: Timeline | None, end: Finish | Fail | None, trace: str | None
+    ) -> None: ...
 
 
 class Addresses(Protocol):
@@ -93,7 +95,8 @@ class Driver:
         self._finished = finished
         self._watchers = watchers
         self._clients: dict[str, Told] = {}
-        self._open: dict[str, Request] = {}  # as the core has them, until their end was told
+        # As the core has them, until their end was told, and their clients' traceparents.
+        self._open: dict[str, tuple[Request, str | None]] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
         self._timer_due: float | None = None  # uvloop's handles do not all know their time
@@ -106,12 +109,12 @@ class Driver:
         """Why no request can be served now; None: they can."""
         return SHUTTING_DOWN if self._closing else self.members.why_not_ready()
 
-    def submit(self, arrived: Arrived, told: Told) -> None:
+    def submit(self, arrived: Arrived, told: Told, trace: str | None = None) -> None:
         self._clients[arrived.request] = told
         self.tell(arrived)
         request = self.machine.requests.get(arrived.request)
         if request is not None:
-            self._open[arrived.request] = request
+            self._open[arrived.request] = request, trace
 
     def leave(self, request: str) -> None:
         """Cancel on every leg what has not ended."""
@@ -305,10 +308,10 @@ class Driver:
             client(action)
 
     def _ended(self, name: str, end: Finish | Fail | None) -> None:
-        request = self._open.pop(name, None)
+        request, trace = self._open.pop(name, (None, None))
         told = None if request is None else timeline(request, self._loop.time())
         for watcher in self._watchers:
-            watcher.ended(told, end)
+            watcher.ended(told, end, trace)
 
     def _send(self, action: Send) -> None:
         worker, message = action.worker, action.message

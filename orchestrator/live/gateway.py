@@ -29,6 +29,7 @@ from orchestrator.live.page.requests import Recent
 from orchestrator.live.page.state import LiveState
 from orchestrator.live.replanner import Replanner
 from orchestrator.live.roster import Roster, expected_workers
+from orchestrator.live.tracing import open_traces
 from orchestrator.membership.reports import LeaseRefused
 from orchestrator.metrics.exposition import Metrics
 from orchestrator.topology.core import core_config
@@ -138,6 +139,7 @@ class Gateway:
         Info("pdd_gateway", "Who tells this", registry=registry).info({"gateway": name})
         clock = asyncio.get_running_loop().time
         recent = Recent(clock)
+        self._traces = open_traces(topology, card.name, clock)
         vocabulary = Vocabulary(tokenizer, card.stop_ids)
         self.driver = Driver(
             core_config(topology, name),
@@ -149,7 +151,7 @@ class Gateway:
             metrics=metrics,
             needed=expected_workers(topology),
             record=record,
-            watchers=(metrics, recent),
+            watchers=(metrics, recent, *([] if self._traces is None else [self._traces])),
             finished=(lambda summary: None) if replanner is None else replanner.ended,
             tls=None if tls is None else tls.client,
         )
@@ -202,6 +204,8 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*endless, return_exceptions=True)
             await self.driver.close()
+            if self._traces is not None:
+                await asyncio.to_thread(self._traces.close)
             for front, _ in fronts:
                 front.should_exit = True
             await asyncio.gather(*serving)

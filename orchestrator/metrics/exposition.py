@@ -49,7 +49,7 @@ class Metrics:
         """A pool's store's account of itself; None: it is away."""
         self._stores.told(site, pool, account)
 
-    def ended(self, told: Timeline | None, end: Finish | Fail | None) -> None:
+    def ended(self, told: Timeline | None, end: Finish | Fail | None, trace: str | None) -> None:
         """A request that has ended, however that was; None: it was refused when it came."""
         if told is not None:
             self._phases.ended(told)

@@ -1,5 +1,6 @@
 """The nouns of a topology. A field's alias is its key in the file; its name says the unit."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -12,6 +13,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -332,6 +334,22 @@ class Metrics(Strict):
     vllm_aliases: bool = False
 
 
+class Telemetry(Strict):
+    """Where traces go: `otlp`, the URL at which a collector takes them over OTLP/HTTP."""
+
+    otlp: str
+
+    @field_validator("otlp")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", value):
+            raise PydanticCustomError("url", NO_URL)
+        return value
+
+
+NO_URL = "a url such as http://127.0.0.1:4318/v1/traces"
+
+
 class Topology(Strict):
     """Everything a deployment's file says."""
 
@@ -345,6 +363,7 @@ class Topology(Strict):
     replan: Replan | None = None  # None: roles stay what they are
     security: Security = Field(default_factory=Security)
     metrics: Metrics = Field(default_factory=Metrics)
+    telemetry: Telemetry | None = None  # None: no traces
 
     def link(self, a: str, b: str) -> Link | None:
         """The link between two sites, in either order."""

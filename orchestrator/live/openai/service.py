@@ -48,8 +48,11 @@ class Service(Protocol):
     def ready(self) -> str | None:
         """None: requests can be served now; else why not, in words for the client."""
 
-    def submit(self, arrived: Arrived, told: Told) -> None:
-        """Begin the request; `told` may be called before this returns."""
+    def submit(self, arrived: Arrived, told: Told, trace: str | None = None) -> None:
+        """Begin the request; `told` may be called before this returns.
+
+        `trace`: the traceparent that its client gave.
+        """
 
     def route(self, request: str) -> str | None:
         """The route that was chosen for it; None: none yet, or it has ended."""

@@ -52,7 +52,7 @@ class Recent:
         self.count = 0  # of all that ended
         self.tokens = 0  # of theirs
 
-    def ended(self, told: Timeline | None, end: Finish | Fail | None) -> None:
+    def ended(self, told: Timeline | None, end: Finish | Fail | None, trace: str | None) -> None:
         """A request's end; see `driver.Watcher`."""
         now = self._clock()
         self.count += 1

@@ -173,7 +173,7 @@ def test_the_phases_of_a_request_by_site(metrics, value):
     lost = leg(Role.MAIN, "shenzhen", lost=True, tokens=0)
     main = leg(Role.MAIN, "shenzhen", landed_at=13.0)
     relay = leg(Role.RELAY, "hami", first_index=1, tokens=3, last_at=13.5)
-    metrics.ended(told(leg(Role.PREFILL, "hami"), relay, lost, main), finish())
+    metrics.ended(told(leg(Role.PREFILL, "hami"), relay, lost, main), finish(), None)
     assert value("pdd_queue_seconds_sum", **RELAY) == 0.5
     assert value("pdd_prefill_seconds_sum", site="hami", **RELAY) == 1.0
     ends = {"model": MODEL, "from": "hami", "to": "shenzhen"}
@@ -193,8 +193,8 @@ def test_the_phases_of_a_request_by_site(metrics, value):
 def test_phases_that_did_not_happen_are_not_observed(metrics, registry, value):
     nothing = {"first_at": None, "first_index": None, "tokens": 0, "last_at": None}
     legs = [leg(role, "hami", **nothing) for role in Role]
-    metrics.ended(told(*legs, handoff=None, handoff_index=None), None)
-    metrics.ended(None, Fail(request="r", failure=Failure.OVERLOADED, message="m"))
+    metrics.ended(told(*legs, handoff=None, handoff_index=None), None, None)
+    metrics.ended(None, Fail(request="r", failure=Failure.OVERLOADED, message="m"), None)
     counted = {s.name for family in registry.collect() for s in family.samples}
     assert "pdd_queue_seconds_count" in counted
     for name in ("kv_transfer", "relay", "handoff_gap", "prefill"):
@@ -291,7 +291,7 @@ def test_the_names_that_vllm_gives_them(metrics, value):
         meter.saw(emit(0, 1), 1.0)
         meter.saw(emit(1, 1), 1.5)
         meter.saw(finish(), 2.0)
-    metrics.ended(told(leg(Role.PREFILL, "hami")), finish())
+    metrics.ended(told(leg(Role.PREFILL, "hami")), finish(), None)
     gateway = {"model_name": MODEL, "engine": "0"}
     for name, count, total in (
         ("time_to_first_token_seconds", 2, 2.0),

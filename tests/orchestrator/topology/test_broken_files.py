@@ -102,6 +102,12 @@ CASES = {
         "security: {tls: {ca: ca.pem, cert: '', key: '{site}.key'}}",
         "13:30: security.tls.cert: must not be empty",
     ),
+    "traces to no URL": (
+        "policy: {route: relay}",
+        "telemetry: {otlp: 'collector:4318'}",
+        "13:19: telemetry.otlp: expected a url such as http://127.0.0.1:4318/v1/traces, got the "
+        "text 'collector:4318'",
+    ),
     "empty roles": (
         "roles: [relay]",
         "roles: []",

@@ -79,6 +79,7 @@ class Answer(Response):
         ]
         self._pieces: list[list[Piece]] = [[] for _ in plan.arrivals]  # of an answer told whole
         self._open = len(plan.arrivals)  # choices that have not ended
+        self._trace: str | None = None  # the client's traceparent
         self._begun: list[str] = []  # requests that were submitted
         self._forks: dict[int, range] = {}  # by the choice whose first token they wait for
         self._failure: ApiError | None = None
@@ -91,7 +92,7 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection, visit = connection_of(scope), visit_of(scope)
-        visit.request = self._plan.arrivals[0].request
+        visit.request, self._trace = self._plan.arrivals[0].request, visit.trace
         try:
             with connection.followed(self, self._patience.write_s):
                 self._submit()
@@ -131,7 +132,8 @@ class Answer(Response):
         arrived = self._plan.arrivals[i]
         tell = self._tell if self._plan.stream else self._keep
         self._begun.append(arrived.request)
-        self._service.submit(arrived, partial(self._told, i, self._meters[i], tell))
+        told = partial(self._told, i, self._meters[i], tell)
+        self._service.submit(arrived, told, self._trace)
 
     def _fork(self, choices: range) -> None:
         if self._left or self._failure is not None:

@@ -125,7 +125,7 @@ class ScriptedService:
         with self.changed:
             return self.changed.wait_for(true, timeout_s)
 
-    def submit(self, arrived: Arrived, told: Told) -> None:
+    def submit(self, arrived: Arrived, told: Told, trace: str | None = None) -> None:
         self._running[arrived.request] = asyncio.ensure_future(self._play(arrived, told))
 
     def route(self, request: str) -> str:

@@ -321,7 +321,7 @@ def test_every_failure_has_a_status_and_503_says_when_to_come_again():
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_service_that_breaks_is_an_internal_error(scripted, serve, stream):
     class Broken(type(scripted)):
-        def submit(self, arrived, told):
+        def submit(self, arrived, told, trace=None):
             raise ConnectionError("worker at 10.1.2.3:4567 is lost")
 
         def leave(self, request):

@@ -117,9 +117,9 @@ def test_the_memory_is_bounded() -> None:
     told = timeline(w.rig.req, w.rig.now)
     for i in range(3 * KEPT):
         fail = Fail(request=f"g-{i}", failure=Failure.TIMED_OUT, message="at 10.0.0.7:99 in /etc/x")
-        w.recent.ended(told, fail)
-        w.recent.ended(None, fail)
-    w.recent.ended(told, None)
+        w.recent.ended(told, fail, None)
+        w.recent.ended(None, fail, None)
+    w.recent.ended(told, None, None)
     seen = w.told()
     assert len(seen["recent"]) == KEPT
     assert seen["recent"][0]["outcome"] == "cancelled"
@@ -185,7 +185,7 @@ def test_an_ended_request_stays_as_it_was() -> None:
     w.rig.landed(MAIN)
     w.rig.now += 1
     w.rig.run(MAIN, 2, 12)
-    w.recent.ended(timeline(req, w.rig.now), w.rig.end)
+    w.recent.ended(timeline(req, w.rig.now), w.rig.end, None)
     before = w.told()["recent"]
     w.rig.now += 100
     [after] = w.told()["recent"]
