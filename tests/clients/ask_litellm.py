@@ -7,6 +7,7 @@ import litellm
 from checks import LONG, MESSAGES, TOOL, WEATHER, Service, is_weather, refused, run
 
 PROVIDERS = ("openai", "hosted_vllm")
+litellm.suppress_debug_info = True  # or it tells of itself with every error
 LONG_PROMPT = [{"role": "user", "content": "word " * 9000}]
 
 

@@ -91,7 +91,7 @@ def several_choices(service: Service) -> str:
 
 def stop_strings(service: Service) -> str:
     whole = chat(service).choices[0].message.content
-    stop = whole[len(whole) // 2 :][:9]
+    stop = whole[len(whole) // 3 :][:9]
     cut = whole[: whole.index(stop)]
     for stops in (stop, [stop, stop[:-1] + "\0", "\1", "\2"]):
         chunks = chat(service, stream=True, stop=stops)

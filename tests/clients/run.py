@@ -2,7 +2,8 @@
 
 Each has an environment of its own under build/clients, and a script that asks it for everything
 it offers. Without `--url` a service is started, whose engines are simulated and which wants a key.
-`--record FILE` writes what came as Markdown. The exit code is 1 if a check failed.
+`--record FILE` writes what came as Markdown, as far as it has come. The exit code is 1 if a check
+failed.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.service import serving
@@ -25,6 +27,7 @@ ENVIRONMENTS = ROOT / "build" / "clients"
 TOPOLOGY = ROOT / "configs" / "topologies" / "laptop-simulated.yaml"
 KEY = "a-clients-key"
 KEYS_ENV = "PDD_CLIENTS_KEYS"
+TOLD = ("version ", "ok ", "BAD ")
 SIMULATED = "laptop-simulated.yaml with an API key, on the same machine"
 PIP = ("-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
 
@@ -89,7 +92,7 @@ CLIENTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a client's script printed, and its exit code."""
+    """What a client's script told of its checks, and its exit code."""
 
     name: str
     lines: tuple[str, ...]
@@ -98,6 +101,7 @@ class Result:
     def markdown(self) -> str:
         version, *checks = self.lines or ("version unknown",)
         told = [f"## {self.name} {version.removeprefix('version ')}", ""]
+        told += [f"`make client-{self.name}`, exit code {self.code}", ""]
         told += ["| asked | | came |", "|---|---|---|"]
         for check in checks:
             verdict, _, rest = check.partition(" ")
@@ -124,14 +128,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: its environment", flush=True)
         commands[name] = CLIENTS[name].prepare(ENVIRONMENTS / name)
     tokenizer = str(resolve_model(asked.model))
+    results: list[Result] = []
+    on = machine()
     running = contextlib.nullcontext((asked.url, asked.key)) if asked.url else simulated()
     with running as (url, key):
-        results = [
-            ask(name, [*command, url, key, asked.model, tokenizer])
-            for name, command in commands.items()
-        ]
-    if asked.record is not None:
-        asked.record.write_text(record(results, asked.url or SIMULATED))
+        for name, command in commands.items():
+            results.append(ask(name, [*command, url, key, asked.model, tokenizer]))
+            if asked.record is not None:
+                asked.record.write_text(record(results, asked.url or SIMULATED, on))
     failed = [result.name for result in results if result.code]
     print(f"failed: {', '.join(failed)}" if failed else "all as it must be")
     return 1 if failed else 0
@@ -155,18 +159,23 @@ def ask(name: str, command: Sequence[str]) -> Result:
         for line in running.stdout or ():
             print(f"  {line}", end="", flush=True)
             lines.append(line.rstrip())
-    return Result(name=name, lines=tuple(lines), code=running.returncode)
+    told = tuple(line for line in lines if line.startswith(TOLD))  # a client says more at times
+    return Result(name=name, lines=told, code=running.returncode)
 
 
-def record(results: Sequence[Result], service: str) -> str:
+def record(results: Sequence[Result], service: str, on: dict[str, Any]) -> str:
     head = (
-        "# Clients\n\n"
-        "What clients that others wrote asked the service for, and what came: `make clients\n"
-        f"ARGS='--record benchmarks/clients.md'`. The service: {service}. The machine: "
-        + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine().items())
-        + ".\n"
+        "# Clients",
+        "",
+        "What clients that others wrote asked the service for, and what came, by",
+        "`make clients ARGS='--record benchmarks/clients.md'`.",
+        "",
+        f"* The service: {service}.",
+        f"* The machine: {on['cores']} cores ({on['processor']}), {on['system']}, Python "
+        f"{on['python']}, load average {on['load_before']:.1f} before.",
+        "",
     )
-    return "\n".join([head, *(result.markdown() for result in results)])
+    return "\n".join([*head, *(result.markdown() for result in results)])
 
 
 def _do(*command: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.machine import machine
 from benchmarks.service import serving
 from tests.clients.run import CLIENTS, KEY, KEYS_ENV, SCRIPTS, Result, ask, main, record
 
@@ -47,6 +48,7 @@ FAILING = """\
 from checks import run
 
 def one_that_holds(service):
+    print("what a client says itself")
     return f"{service.model}\\nat {service.url}"
 
 def one_that_fails(service):
@@ -80,9 +82,9 @@ def test_every_client_has_a_script_and_an_unknown_one_is_refused(
     assert "no client nobody" in capsys.readouterr().err
 
 
-def test_what_came_is_recorded(tmp_path: Path) -> None:
+def test_what_came_is_recorded() -> None:
     lines = ("version 1.2", "ok chat: 3 | 4: five", "BAD stop: AssertionError: no")
-    told = record([Result(name="it", lines=lines, code=1)], "here").splitlines()
+    told = record([Result(name="it", lines=lines, code=1)], "here", machine()).splitlines()
     assert told[0] == "# Clients"
     assert told[-5:] == [
         "",
@@ -91,4 +93,4 @@ def test_what_came_is_recorded(tmp_path: Path) -> None:
         r"| chat | ok | 3 \| 4: five |",
         "| stop | BAD | AssertionError: no |",
     ]
-    assert "## it 1.2" in told
+    assert {"## it 1.2", "`make client-it`, exit code 1", "* The service: here."} <= set(told)
