@@ -1,6 +1,7 @@
 """What flows make of an assignment: waits, batches, memory and hits, to a fixed point."""
 
 from collections.abc import Sequence
+from math import pow
 from typing import NamedTuple
 
 from orchestrator.plan.programme.paths import Ends, Net, Path
@@ -233,7 +234,7 @@ class _Held:
         if not self._seconds:
             return 0.0
         part = min(1.0, self._known / self._seconds / reused)
-        return 1.0 - (1.0 - part) ** self._seconds
+        return 1.0 - pow(1.0 - part, self._seconds)
 
 
 def _memory(net: Net, flows: Flows, state: State, going: Sequence[_Going]) -> None:
