@@ -62,7 +62,25 @@ CORE = (
         "1",
         "a run from the wrong worker counts",
         L + "machine",
-        ("if event.worker != leg.worker and not _source_tells(req, event):", "if False:"),
+        ("if worker != leg.worker and not _source_tells(req, worker, message):", "if False:"),
+    ),
+    broken(
+        "1",
+        "the history of a main that is alone is not compared",
+        L + "accept",
+        ("if law.history(index) != hist:", "if False:"),
+    ),
+    broken(
+        "1",
+        "a main that is alone tells end-of-text like any other token",
+        L + "accept",
+        (" or token in spec.stop_ids:", ":"),
+    ),
+    broken(
+        "1",
+        "a main that is alone goes on beyond the limit",
+        L + "accept",
+        (" or end >= spec.limit", ""),
     ),
     # ------------------------------------------------ 2: one authority
     broken(

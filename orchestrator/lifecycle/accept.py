@@ -70,7 +70,7 @@ def take_next(ctx: Context, req: Request, index: int, token: int, hist: int, now
 def sole_of(req: Request) -> Leg | None:
     """Main, when it is the only leg left, owes nothing and each of its tokens is told at once."""
     main = req.main
-    if main is None or not main.accepted or len(req.legs) > 1 or req.parks or req.over:
+    if main is None or not main.accepted or len(req.legs) > 1 or req.parks:
         return None
     if req.watch is not None or req.released != len(req.law.ids) or req.release_at is not None:
         return None

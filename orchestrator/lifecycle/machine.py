@@ -155,12 +155,12 @@ class Machine:
                 if leg.role is not PREFILL and leg.sent < law:
                     ctx.feed(req, leg, max(leg.fed, leg.sent - FEED_OVERLAP), now)
         release(ctx, req, now)
-        req.sole = sole_of(req)
         if req.over:
             end = finish if req.failed is None else tell_failure
             end(ctx, req)
             self._forget(req)
             return
+        req.sole = sole_of(req)
         if not req.legs:
             self._waiting.add(req)
         elif self._waiting.length:

@@ -27,6 +27,7 @@ TESTS = (
     f"{HERE}/test_cases_deadlines.py",
     f"{HERE}/test_cases_queue.py",
     f"{HERE}/test_cases_roles.py",
+    f"{HERE}/test_next_tokens.py",
     "tests/orchestrator/policy",
     f"{STORIES}/test_stories.py",
     f"{STORIES}/test_stories_faults.py",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.lifecycle.phases import Phase
@@ -80,7 +80,7 @@ def test_a_leg_that_speaks_in_columns_is_not_silent_and_one_that_stops_is() -> N
 @pytest.mark.parametrize("mode", HandoffMode)
 def test_while_a_lead_is_given_back_tokens_are_paced_in_columns_too(mode: HandoffMode) -> None:
     """The relay's lead is still being told after the handoff: no token may overtake it."""
-    seen: list[list[int]] = []
+    told: list[list[list[Action]]] = []
     for form in (singly, in_columns):
         rig = MachineRig(handoff=mode)
         rig.arrive()
@@ -94,13 +94,14 @@ def test_while_a_lead_is_given_back_tokens_are_paced_in_columns_too(mode: Handof
             rig.run(1, index, 10 + index)
             law.append(10 + index)
         rig.landed(MAIN)
+        told.append([])
         for index in range(9, 30):
-            rig.after(0.02)
-            form(rig, run("a", index, 10 + index, law, fed=min(index, 9)))
+            told[-1].append(rig.after(0.02))
+            told[-1].append(form(rig, run("a", index, 10 + index, law, fed=min(index, 9))))
             law.append(10 + index)
-        rig.after(1.0)
-        seen.append(rig.seen["a"])
-    assert seen[0] == seen[1] == law
+        told[-1].append(rig.after(1.0))
+        assert rig.seen["a"] == law
+    assert told[0] == told[1]
 
 
 def test_a_ragged_table_is_a_defect_and_not_half_a_step() -> None:
@@ -180,6 +181,7 @@ DOES: list[Do] = [
 ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(DOES), max_size=30), st.integers(5, 40))
 def test_columns_do_what_runs_do(does: list[Do], limit: int) -> None:
     told: list[list[list[Action]]] = []
