@@ -26,7 +26,7 @@ def what_it_allows_is_answered_as_it_says(service: Service) -> str:
                 *(sys.executable, "-m", "schemathesis.cli", "run", f"{base}/openapi.json"),
                 *("--header", f"Authorization: Bearer {service.key}"),
                 *("--checks", ",".join(CHECKS), "--max-examples", str(EXAMPLES)),
-                *("--request-timeout", "120", "--generation-database", "none", "--no-color"),
+                *("--request-timeout", "900", "--generation-database", "none", "--no-color"),
             ],
             stdout=subprocess.PIPE,
             text=True,
