@@ -32,12 +32,6 @@ CHOICES = (
     ),
     broken(
         "handoff",
-        "a lead that is given back is overtaken by main's next token",
-        L + "accept",
-        ("return None if paced else main", "return main"),
-    ),
-    broken(
-        "handoff",
         "a token released early delays the next",
         L + "release",
         ("on_time = now - pace < due_at <= now", "on_time = now - pace < due_at"),

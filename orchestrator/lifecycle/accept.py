@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.request import PARKED_RUNS, Leg, Request
 from orchestrator.state.actions import Emit, FinishReason
-from orchestrator.state.events import AUTO
 from workers.api.messages import (
     MAIN,
     PREFILL,
@@ -76,8 +75,7 @@ def sole_of(req: Request) -> Leg | None:
         return None
     if req.waiting_since is not None or main.owes_since is not None or main.resync_after:
         return None
-    paced = req.account.relay_tokens and not req.lead_spent and req.mode is AUTO
-    return None if paced else main
+    return main
 
 
 def has_own(run: TokenRun) -> bool:
