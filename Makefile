@@ -14,7 +14,7 @@ UNFINISHED := $(VENV)/.unfinished
 # pip, in an environment that never asks a question.
 PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
 
-.PHONY: venv serve test compiled interpreted faults fuzz mutants clients lint clean
+.PHONY: venv serve test compiled interpreted faults leaks fuzz mutants clients lint clean
 
 venv: $(READY)
 
@@ -55,6 +55,11 @@ interpreted:
 # The long campaign in virtual time; `make test` lives through two thousand of these seeds. Hours.
 faults: venv
 	$(BIN)/pdd bench faults --seeds $(SEEDS)
+
+# 2,000 requests, 256 at once, three times over, a tenth of the clients leaving: is anything left of
+# them? `make test` asks 300, 64 at once. Minutes.
+leaks: venv
+	PDD_LEAKS=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/orchestrator/live/test_nothing_left.py
 
 # A million inputs for what reads bytes off a line; `make test` tries twenty thousand. Minutes.
 fuzz: venv

@@ -24,6 +24,7 @@ from orchestrator.membership.inventory import Description, Phase
 from orchestrator.topology.schema import Topology
 from workers.engines.models import resolve_model
 from workers.service.config import SECRET_ENV, WorkerConfig
+from workers.service.process import SIMULATED_MODEL
 
 SECRET = "a-secret-of-this-test"
 KEY = {"authorization": f"Bearer {SECRET}"}
@@ -228,7 +229,7 @@ async def _agent(
     port = free_port(HOST, set())
     spec = SiteSpec(
         site=site,
-        workers=worker_configs(bare.topology, site, bare.topology.model),
+        workers=worker_configs(bare.topology, site, SIMULATED_MODEL),  # whose KV is small
         gateways=tuple(gateways),
         gateway_site=bare.topology.gateway.site,
         port=port,
