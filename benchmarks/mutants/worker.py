@@ -23,8 +23,8 @@ WORKER = (
         "worker",
         (
             "        if self._absent.tombstone(seq) is not None:\n"
-            "            return self._refusal(seq)\n        senseless",
-            "        senseless",
+            "            return self._refusal(seq)\n        reason = senseless",
+            "        reason = senseless",
         ),
     ),
     _m(
@@ -41,8 +41,8 @@ WORKER = (
         "a full pool ends the worker",
         "worker",
         (
-            "        except NoRoom as full:\n            return self._refuse",
-            "        except KeyError as full:\n            return self._refuse",
+            "        except NoRoom as full:\n            self._sharing",
+            "        except KeyError as full:\n            self._sharing",
         ),
     ),
     _m(
