@@ -13,8 +13,8 @@ import psutil
 import pytest
 import uvloop
 
-from benchmarks.service import free_port
 from orchestrator.errors import UserError
+from orchestrator.live.agent import free_port
 from orchestrator.live.gateway import take_port
 from orchestrator.live.gateway_process import Order
 from orchestrator.live.gateway_processes import check_ports
@@ -28,8 +28,18 @@ POOL = {"chip": "cpu", "engine": "simulated", "slots": 32, "kv_tokens": 8192, "c
 SPEED = {"simulate": {"prefill_tokens_per_s": 20_000.0, "step": 0.02}}
 
 
+def free_ports(count: int) -> int:
+    """The first of so many free ones in a row, where the kernel gives none to connections."""
+    while True:
+        first = free_port(HOST, set())
+        with contextlib.ExitStack() as taken, contextlib.suppress(UserError):
+            for port in range(first, first + count):
+                taken.enter_context(contextlib.closing(take_port(HOST, port)))
+            return first
+
+
 def topology(processes: int, slots: int = 32) -> Topology:
-    port = next(p for p in iter(free_port, None) if p + processes < 65_000)
+    port = free_ports(processes + 1)
     pool = POOL | SPEED | {"slots": slots}
     return Topology.model_validate(
         {
