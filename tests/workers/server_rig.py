@@ -17,6 +17,7 @@ import orjson
 
 from workers.api.messages import (
     DownMessage,
+    NextTokens,
     TokenRun,
     UpMessage,
 )
@@ -108,8 +109,20 @@ class Server:
         self.process.wait(10)
 
 
+def unpacked(message: UpMessage) -> list[UpMessage]:
+    """A step's columns as the runs that they stand for."""
+    if not isinstance(message, NextTokens):
+        return [message]
+    m = message
+    rows = zip(m.requests, m.epochs, m.indices, m.ids, m.hists, m.feds, strict=True)
+    return [
+        TokenRun(request=request, epoch=epoch, index=index, ids=(id,), hist=hist, fed=fed)
+        for request, epoch, index, id, hist, fed in rows
+    ]
+
+
 class Reader:
-    """A gateway's end of one token stream, read in a thread."""
+    """A gateway's end of one token stream, read in a thread. Steps' columns are told as runs."""
 
     def __init__(self, server: Server, gateway: str) -> None:
         self.messages: list[UpMessage] = []
@@ -132,7 +145,8 @@ class Reader:
                 for line in response.iter_lines():
                     body = orjson.loads(line)
                     self.hello = body.get("hello", self.hello)
-                    self.messages += [decode(m, UP) for m in body.get("messages", [])]
+                    for message in body.get("messages", []):
+                        self.messages += unpacked(decode(message, UP))
                     self._opened.set()
         except (httpx.TransportError, httpx.StreamClosed, OSError, ValueError):
             return  # closed by the test or by the worker

@@ -23,7 +23,7 @@ from orchestrator.state.wire import (
     encode_config,
     encode_event,
 )
-from workers.api.messages import Role, Sampling, Stop, TokenRun
+from workers.api.messages import NextTokens, Role, Sampling, Stop, TokenRun
 from workers.api.wire import MAX_INT, MAX_SIGNED, MIN_SIGNED, SIGNED, Wire, WireError
 
 SIMPLE = {
@@ -56,9 +56,23 @@ def anything(hint: Any) -> st.SearchStrategy[Any]:
     if issubclass(hint, StrEnum):
         return st.sampled_from(hint)
     assert is_dataclass(hint), hint
+    if hint is NextTokens:
+        return st.builds(columns, st.lists(anything(TokenRun), max_size=3))
     hints = get_type_hints(hint)
     signed = {name: st.integers(MIN_SIGNED, MAX_SIGNED) for name in SIGNED & hints.keys()}
     return st.builds(hint, **{f.name: anything(hints[f.name]) for f in fields(hint)} | signed)
+
+
+def columns(runs: list[TokenRun]) -> NextTokens:
+    """A step whose rows are as many in every column."""
+    return NextTokens(
+        requests=tuple(run.request for run in runs),
+        epochs=tuple(run.epoch for run in runs),
+        indices=tuple(run.index for run in runs),
+        ids=tuple(len(run.ids) for run in runs),
+        hists=tuple(run.hist for run in runs),
+        feds=tuple(run.fed for run in runs),
+    )
 
 
 def test_every_event_and_action_has_a_form() -> None:
