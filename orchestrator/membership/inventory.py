@@ -254,7 +254,7 @@ _AFTER: dict[Phase, Callable[[SiteInventory, _Known, Description, float], list[O
 
 
 class Renewals:
-    """When the lease at one gateway is renewed next: each `RENEW_S`, less often while that fails."""
+    """When the lease at one gateway is renewed next: each `RENEW_S`, less often while it fails."""
 
     def __init__(self) -> None:
         self.state = "not yet renewed"  # for people
