@@ -74,8 +74,8 @@ class Bench:
 
     def ask(self, prompt: tuple[int, ...]) -> Asked:
         """Prefill `prompt`, and wait until what is to be kept of it is saved."""
-        request = self._start(Role.PREFILL, prompt)
         began = time.perf_counter()
+        request = self._start(Role.PREFILL, prompt)
         run = self._said.get(timeout=PATIENCE_S)
         seconds = time.perf_counter() - began
         self._end(request, epoch=1)

@@ -37,6 +37,7 @@ class Metrics(Protocol):
     """What the driver reports beside the requests."""
 
     def load(self, site: str, load: Load) -> None: ...
+    def store(self, site: str, pool: str, account: dict[str, Any] | None) -> None: ...
 
 
 class Watcher(Protocol):

@@ -74,7 +74,7 @@ class GatewayProcesses:
         await asyncio.gather(*(place.serving for place in self._places))
 
     async def watch(self) -> None:
-        """Return when no place is kept any more, which is never unless one is not kept well."""
+        """Return when some place is kept no longer, which is never but by a defect."""
         await asyncio.wait(
             [place.keeping for place in self._places], return_when=asyncio.FIRST_COMPLETED
         )

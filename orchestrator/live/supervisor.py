@@ -72,7 +72,11 @@ class Supervisor:
                 return  # the owner is gone; the end of standard input says so too
 
     def end_all(self) -> None:
-        """Kill everything below, daemons too; nothing down there has anything to save."""
+        """Kill everything below, daemons too.
+
+        Nothing down there has anything to save but stores: KV blocks that wait for their files are
+        lost, and computed again.
+        """
         self._ending.set()
         deadline = time.monotonic() + KILL_S
         while (left := _alive()) and time.monotonic() < deadline:

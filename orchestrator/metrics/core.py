@@ -8,6 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from orchestrator.lifecycle.machine import Machine
 from orchestrator.membership.members import Members, MemberState
 
+DEFECTS = "defects"  # what an alert waits for
+
 
 class CoreState:
     """A collector: requests, legs and workers as they are now, and the core's own counts.
@@ -25,7 +27,9 @@ class CoreState:
         family = CounterMetricFamily(
             "pdd_core_events", "Losses, late legs, cuts and repairs", labels=("event",)
         )
-        for event, count in sorted(self._machine.ctx.counts.items()):
+        # From the start, for a counter that begins at 1 has not increased to those who ask later.
+        counts = {DEFECTS: 0} | self._machine.ctx.counts
+        for event, count in sorted(counts.items()):
             family.add_metric((event,), count)
         return family
 

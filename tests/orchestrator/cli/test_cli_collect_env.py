@@ -13,6 +13,7 @@ model: /models/secret-project
 sites: {hami: {pools: {all: {chip: cpu}}}}
 gateway: {site: hami, host: 10.1.2.3}
 security: {api_keys_file: keys.txt, tenants: {acme: {}}}
+telemetry: {otlp: "http://me:pass@collector:4318/v1/traces"}
 """
 
 
@@ -37,5 +38,8 @@ def test_nothing_private_is_told(
         told = capsys.readouterr().out
         assert "PDD_API_KEY" in told
         assert "hami" in told
-        for private in ("hidden", "10.1.2.3", "acme", "keys.txt", "secret-project", str(tmp_path)):
+        for private in (
+            *("hidden", "10.1.2.3", "acme", "keys.txt", "secret-project", str(tmp_path)),
+            *("pass", "collector"),
+        ):
             assert private not in told

@@ -67,9 +67,11 @@ def collecting() -> Iterator[Collector]:
         collector = Collector(f"http://127.0.0.1:{server.server_address[1]}/v1/traces")
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield collector
-        server.shutdown()
-        thread.join()
+        try:
+            yield collector
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def traced(url: str) -> Topology:

@@ -272,6 +272,7 @@ def test_worker_gauges(metrics, value):
 def test_the_core_is_read_when_it_is_asked_for(metrics, value):
     there = Deployment(metrics)
     assert value("pdd_core_events_total", event="main_lost") is None
+    assert value("pdd_core_events_total", event="defects") == 0, "or the first were no increase"
     there.machine.ctx.counts["main_lost"] += 2
     assert value("pdd_core_events_total", event="main_lost") == 2
     there.up("shenzhen/memory/0")
