@@ -115,7 +115,7 @@ def test_each_query_of_the_dashboard_finds_something(queries: list[str], tmp_pat
 
     async def whole() -> None:
         async with (
-            bare_service(TOPOLOGY) as bare,
+            bare_service(TOPOLOGY, model=TOPOLOGY.model) as bare,  # its KV fills the line
             scraping(prometheus, bare.urls[0], tmp_path) as store,
             traffic(bare),
         ):

@@ -144,8 +144,11 @@ async def until(true: Callable[[], Any], what: str, within_s: float = 20.0) -> N
 
 
 @contextlib.asynccontextmanager
-async def bare_service(topology: Topology, *, gateways: int = 1) -> AsyncIterator[Bare]:
-    """Everything up; ended at the end, process by process.
+async def bare_service(
+    topology: Topology, *, gateways: int = 1, model: str = SIMULATED_MODEL
+) -> AsyncIterator[Bare]:
+    """Everything up; ended at the end, process by process. `model`: the workers' (the KV of
+    `SIMULATED_MODEL` is small).
 
     With `gateway.processes` above 1 they are what they are then; else `gateways` of them are in
     this process, each at an address of its own.
@@ -160,7 +163,7 @@ async def bare_service(topology: Topology, *, gateways: int = 1) -> AsyncIterato
                 else:
                     internal = [await _gateway(bare, stack) for _ in range(gateways)]
                 for site in topology.sites:
-                    await _agent(bare, stack, site, internal)
+                    await _agent(bare, stack, site, internal, model)
                 for url in bare.urls:
                     await until(lambda url=url: _ready(bare, url), f"{url} is ready", UP_S)
                 yield bare
@@ -224,12 +227,12 @@ async def _gateway(bare: Bare, stack: contextlib.AsyncExitStack) -> str:
 
 
 async def _agent(
-    bare: Bare, stack: contextlib.AsyncExitStack, site: str, gateways: list[str]
+    bare: Bare, stack: contextlib.AsyncExitStack, site: str, gateways: list[str], model: str
 ) -> None:
     port = free_port(HOST, set())
     spec = SiteSpec(
         site=site,
-        workers=worker_configs(bare.topology, site, SIMULATED_MODEL),  # whose KV is small
+        workers=worker_configs(bare.topology, site, model),
         gateways=tuple(gateways),
         gateway_site=bare.topology.gateway.site,
         port=port,
