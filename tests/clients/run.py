@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ ENVIRONMENTS = ROOT / "build" / "clients"
 TOPOLOGY = ROOT / "configs" / "topologies" / "laptop-simulated.yaml"
 KEY = "a-clients-key"
 KEYS_ENV = "PDD_CLIENTS_KEYS"
+WITHIN_S = 5400.0  # schemathesis takes up to an hour
 TOLD = ("version ", "ok ", "BAD ")
 SIMULATED = "laptop-simulated.yaml with an API key, on the same machine"
 PIP = ("-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
@@ -152,13 +154,21 @@ def simulated() -> Iterator[tuple[str, str]]:
 
 
 def ask(name: str, command: Sequence[str]) -> Result:
-    """Run a script to its end; what it prints is shown as it comes."""
+    """Run a script to its end, for `WITHIN_S` at most; what it prints is shown as it comes."""
     print(f"\n{name}", flush=True)
     lines = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        for line in running.stdout or ():
-            print(f"  {line}", end="", flush=True)
-            lines.append(line.rstrip())
+        late = threading.Timer(WITHIN_S, running.kill)
+        late.start()
+        try:
+            for line in running.stdout or ():
+                print(f"  {line}", end="", flush=True)
+                lines.append(line.rstrip())
+        except BaseException:
+            running.kill()  # else its end would be waited for
+            raise
+        finally:
+            late.cancel()
     told = tuple(line for line in lines if line.startswith(TOLD))  # a client says more at times
     return Result(name=name, lines=told, code=running.returncode)
 

@@ -73,6 +73,11 @@ def test_a_check_that_fails_is_told_and_fails_the_script(
     )
 
 
+def test_a_script_that_hangs_is_ended_and_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.clients.run.WITHIN_S", 0.2)
+    assert ask("it", [sys.executable, "-c", "import signal; signal.pause()"]).code != 0
+
+
 def test_every_client_has_a_script_and_an_unknown_one_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

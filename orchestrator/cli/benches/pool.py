@@ -19,7 +19,8 @@ def pool(
         typer.Option(help="A folder on the disk to measure. Default: where temporary files go."),
     ] = None,
     longest: Annotated[
-        int, typer.Option(min=128, help="The longest prompt whose TTFT is measured, tokens.")
+        int,
+        typer.Option(min=128, max=2048, help="The longest prompt whose TTFT is measured, tokens."),
     ] = 2048,
     output: FormatOption = Format.TEXT,
 ) -> None:

@@ -1,6 +1,7 @@
 // Asks the gateway once a second while somebody looks, and draws what it says.
 
 const EVERY_MS = 1000;
+const ANSWER_MS = 5000; // a gateway that hangs keeps its connections open
 const STORED = "pdd-key";
 let chosen = null; // the request whose timeline is shown
 let known = null; // and what was last told of it
@@ -50,7 +51,7 @@ function show(state) {
 async function ask() {
   const key = sessionStorage.getItem(STORED);
   try {
-    const answer = await fetch("/pdd/state", { cache: "no-store", headers: key ? { authorization: `Bearer ${key}` } : {} });
+    const answer = await fetch("/pdd/state", { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS), headers: key ? { authorization: `Bearer ${key}` } : {} });
     if (answer.status === 401) return lock(key);
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     show(await answer.json());
