@@ -139,6 +139,8 @@ class StoreClient:
 
     def _with_wire(self, ask: Callable[[Wire], T], deadline: float) -> T:
         """Ask over a connection nobody uses; it is kept if all went well."""
+        if time.monotonic() >= deadline:  # who comes too late says nothing of the store
+            raise StoreAway(f"store {self.address}: not asked any more")
         while True:
             wire = self._idle_wire()
             fresh = wire is None

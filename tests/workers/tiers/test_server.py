@@ -134,6 +134,14 @@ def test_a_store_that_says_nothing_costs_the_deadline_once() -> None:
             assert time.monotonic() - began < at_most
 
 
+def test_who_asks_too_late_keeps_nobody_else_from_asking(site: Site) -> None:
+    client = site.client()
+    client.put("t", [block(1)], soon())
+    with pytest.raises(StoreAway, match="not asked any more"):
+        client.find([key(1)], time.monotonic())
+    assert client.find([key(1)], soon()) == [Tier.MEMORY]
+
+
 def test_a_store_that_is_back_is_found_again(site: Site) -> None:
     client = site.client()
     client.put("t", [block(1)], soon())
