@@ -15,7 +15,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,15 +208,26 @@ async def _alone(served: Served, secret: str, streams: int) -> list[float]:
             began = time.perf_counter()
             await post([_start(request, name) for request in asked])
             first: dict[str, float] = {}
-            async for line in lines:
-                now = time.perf_counter()
-                for message in orjson.loads(line)["messages"]:
-                    if message["kind"] == "tok" and message["ids"]:
-                        first.setdefault(message["request"], now - began)
-                if len(first) == streams:
-                    break
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    while len(first) < streams:
+                        line = await anext(lines)
+                        now = time.perf_counter()
+                        for request in _told(orjson.loads(line)["messages"]):
+                            first.setdefault(request, now - began)
+            except TimeoutError:
+                raise BenchFailed(f"{streams - len(first)} of {streams} prompts hang") from None
             await post([Stop(request=request, epoch=1) for request in asked])
     return list(first.values())
+
+
+def _told(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The requests of which a worker tells tokens: a run of one's, or the next ones of many."""
+    for message in messages:
+        if message["kind"] == "tok" and message["ids"]:
+            yield message["request"]
+        elif message["kind"] == "step":
+            yield from message["requests"]
 
 
 def _start(request: str, gateway: str) -> Start:
