@@ -15,6 +15,7 @@ data. Its modification time is when it was last used.
 import itertools
 import os
 import re
+import secrets
 import struct
 import time
 from collections.abc import Iterator
@@ -52,7 +53,8 @@ class BlockFiles:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._numbers = itertools.count()
+        # Of files aside: another process with our number, in a container, has others.
+        self._numbers = itertools.count(secrets.randbits(48))
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(root, os.W_OK | os.X_OK):
             raise PermissionError(f"{root}: cannot be written to")

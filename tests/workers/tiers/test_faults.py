@@ -12,7 +12,7 @@ from tests.workers.server_rig import ROOT, wait_until
 from tests.workers.tiers.blocks_rig import counts, served, store
 
 WRITER = """
-import sys
+import sys, time
 from pathlib import Path
 from tests.workers.tiers.blocks_rig import fill, store
 from workers.tiers.files import BlockFiles
@@ -23,6 +23,8 @@ number = 0
 while True:
     fill(tiers, range(number, number + 1))
     number += 1
+    while tiers.account()["unwritten_bytes"] > 5_000:  # all are written, and it is amidst others
+        time.sleep(0.001)
 """
 
 FULL = """
