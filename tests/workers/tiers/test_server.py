@@ -123,15 +123,20 @@ def test_a_false_store_is_told_nothing() -> None:
         assert heard[1:] == [b""]
 
 
-def test_a_store_that_says_nothing_costs_the_deadline_once() -> None:
+def test_a_store_that_says_nothing_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For so long as it is left alone, whoever asks next is told at once."""
+    monkeypatch.setattr("workers.tiers.client.RETRY_S", 3600.0)
     with listening() as mute:
         host, port = mute.getsockname()
         client = StoreClient(f"{host}:{port}", SECRET)
-        for at_most in (0.3, 0.05):  # the second time it is not even asked
-            began = time.monotonic()
-            with pytest.raises(StoreAway, match=r"not in time|timed out"):
-                client.find([key(1)], began + 0.1)
-            assert time.monotonic() - began < at_most
+        with pytest.raises(StoreAway, match=r"not in time|timed out"):
+            client.find([key(1)], soon(0.1))
+        with pytest.raises(StoreAway, match=r"not in time|timed out"):
+            client.find([key(1)], soon(3600.0))
+        mute.accept()[0].close()
+        mute.setblocking(False)
+        with pytest.raises(BlockingIOError):  # nobody dialled again
+            mute.accept()
 
 
 def test_who_asks_too_late_keeps_nobody_else_from_asking(site: Site) -> None:
