@@ -8,7 +8,8 @@ those of a state.
 
 Where a line is full, KV that has had no turn when its answer ends is not sent at all. So a relayed
 path over such a line has a second column, for requests that relay decodes to the end; which
-requests those are is the line's queue to say, so both columns are one flow to everybody else.
+requests those are is the line's queue to say, so both columns are one flow to everybody else. The
+router goes such a way only for want of another, so there it is only where all go over that line.
 """
 
 from collections.abc import Iterator
@@ -116,6 +117,10 @@ class _Programme:
     def __init__(self, net: Net, state: State, before: Flows | None) -> None:
         self.rows: list[Row] = []
         self._net, self._state = net, state
+        lines: dict[int, set[Ends | None]] = {}
+        for path in net.paths:
+            lines.setdefault(path.kind, set()).add(path.line)
+        self._choice = {kind for kind, over in lines.items() if len(over) > 1}
         self.ways = [
             Way(number, path, terms)
             for number, path in enumerate(net.paths)
@@ -129,7 +134,7 @@ class _Programme:
         """Of every way to take a path. An empty net does not tell which lines will be full."""
         net, state = self._net, self._state
         yield terms_of(net, path, state)
-        if path.relay is None or path.line is None:
+        if path.relay is None or path.line is None or path.kind in self._choice:
             return
         if before is None or state.line_load[path.line] >= TURNS:
             yield unsent_terms(net, path, state)
