@@ -33,7 +33,8 @@ SIMPLE = {
     bool: st.booleans(),
     type(None): st.none(),
 }
-TOKEN_IDS = st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)
+WORD = 2**32
+TOKEN_IDS = st.lists(st.integers(0, WORD - 1), max_size=4).map(tuple)
 
 
 def anything(hint: Any) -> st.SearchStrategy[Any]:
@@ -64,14 +65,14 @@ def anything(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def columns(runs: list[TokenRun]) -> NextTokens:
-    """A step whose rows are as many in every column."""
+    """A step whose rows are as many in every column; its numbers have 32 bits."""
     return NextTokens(
         requests=tuple(run.request for run in runs),
-        epochs=tuple(run.epoch for run in runs),
-        indices=tuple(run.index for run in runs),
+        epochs=tuple(run.epoch % WORD for run in runs),
+        indices=tuple(run.index % WORD for run in runs),
         ids=tuple(len(run.ids) for run in runs),
-        hists=tuple(run.hist for run in runs),
-        feds=tuple(run.fed for run in runs),
+        hists=tuple(run.hist % WORD for run in runs),
+        feds=tuple(run.fed % WORD for run in runs),
     )
 
 
