@@ -15,14 +15,10 @@ from typing import Any
 import httpx
 import orjson
 
-from workers.api.messages import (
-    DownMessage,
-    NextTokens,
-    TokenRun,
-    UpMessage,
-)
+from workers.api.messages import DownMessage, TokenRun, UpMessage
 from workers.api.wire import UP, decode, encode
 from workers.service.config import SECRET_ENV
+from workers.streams.packed import unpacked
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a-secret-of-this-test"
@@ -107,18 +103,6 @@ class Server:
         self.http.close()
         self.process.kill()
         self.process.wait(10)
-
-
-def unpacked(message: UpMessage) -> list[UpMessage]:
-    """A step's columns as the runs that they stand for."""
-    if not isinstance(message, NextTokens):
-        return [message]
-    m = message
-    rows = zip(m.requests, m.epochs, m.indices, m.ids, m.hists, m.feds, strict=True)
-    return [
-        TokenRun(request=request, epoch=epoch, index=index, ids=(id,), hist=hist, fed=fed)
-        for request, epoch, index, id, hist, fed in rows
-    ]
 
 
 class Reader:

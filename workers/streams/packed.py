@@ -22,6 +22,18 @@ def packed(messages: Sequence[UpMessage]) -> list[UpMessage]:
     return [_columns(plain), *rest] if plain else rest
 
 
+def unpacked(message: UpMessage) -> list[UpMessage]:
+    """A step's columns as the runs that they stand for; another message as it is."""
+    if not isinstance(message, NextTokens):
+        return [message]
+    m = message
+    rows = zip(m.requests, m.epochs, m.indices, m.ids, m.hists, m.feds, strict=True)
+    return [
+        TokenRun(request=request, epoch=epoch, index=index, ids=(id,), hist=hist, fed=fed)
+        for request, epoch, index, id, hist, fed in rows
+    ]
+
+
 def _is_plain(run: TokenRun) -> bool:
     return len(run.ids) == 1 and run.logprobs is None and run.margins is None and not run.cached
 

@@ -1,7 +1,7 @@
 """What happened to a request, for people: events, actions and faults in the order of time."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from orchestrator.state.actions import Action, Emit, Send
@@ -9,6 +9,7 @@ from orchestrator.state.events import Arrived, Event, Heard
 from orchestrator.virtual.faults.cases import Case
 from orchestrator.virtual.promises import Breach
 from orchestrator.virtual.world import World
+from workers.streams.packed import unpacked
 
 LONGEST_IDS = 6
 
@@ -40,17 +41,24 @@ def _request(world: World, request: str) -> Iterator[str]:
             continue
         for entry in gateway.log:
             event = entry.event
-            message = event.message if isinstance(event, Heard) else event
+            told = _own(event, request)
             actions = [a for a in entry.actions if _request_of(a) == request]
-            mine = getattr(message, "request", None) == request
             about = getattr(event, "worker", None) in touched and not isinstance(event, Heard)
-            if not (mine or about or actions):
+            if not (told or about or actions):
                 continue
             touched |= {a.worker for a in actions if isinstance(a, Send)}
-            yield f"  {entry.now:9.4f}  {_event(event)}"
+            yield from (f"  {entry.now:9.4f}  {_event(one)}" for one in told or [event])
             yield from (f"             -> {_action(action)}" for action in actions)
     end = "left" if client.left else "its gateway died" if client.cut_off else client.end
     yield f"  the client saw {len(client.ids)} tokens: {_ids(client.ids)}; {end}"
+
+
+def _own(event: Event, request: str) -> list[Event]:
+    """An event as far as it is about a request; of what a worker said, its own part."""
+    if not isinstance(event, Heard):
+        return [event] if getattr(event, "request", None) == request else []
+    messages = unpacked(event.message)
+    return [replace(event, message=m) for m in messages if getattr(m, "request", None) == request]
 
 
 def _request_of(action: Action) -> str:

@@ -28,6 +28,7 @@ from tests.orchestrator.virtual.stories.story_world import (
     waits,
 )
 from workers.api.messages import Feed, Landed, SendKV, Start, TokenRun
+from workers.streams.packed import unpacked
 
 # ---------------------------------------------------------------- routes
 
@@ -113,9 +114,10 @@ def test_tokens_before_landed(make_story: MakeStory, worker: str) -> None:
     story.delay(Landed, worker, 0.3)
     story.served(story.ask())
     told = [
-        type(event.message)
+        type(message)
         for _, event in story.events()
         if isinstance(event, Heard) and event.worker == worker
+        for message in unpacked(event.message)
     ]
     assert told.index(TokenRun) < told.index(Landed)
 
@@ -238,9 +240,11 @@ def test_the_law_is_a_history_that_some_worker_sampled(
     client = story.ask()
     story.served(client)
     runs = [
-        (event.message.index, event.message.ids)
+        (message.index, message.ids)
         for _, event in story.events()
-        if isinstance(event, Heard) and isinstance(event.message, TokenRun)
+        if isinstance(event, Heard)
+        for message in unpacked(event.message)
+        if isinstance(message, TokenRun)
     ]
     for index, token in enumerate(client.ids):
         assert any(
