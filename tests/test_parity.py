@@ -6,9 +6,11 @@ from functools import cache
 import pytest
 
 from orchestrator.lifecycle.parity import feed
-from orchestrator.state.events import Heard, Ticked
-from orchestrator.virtual.faults.cases import play
-from orchestrator.virtual.faults.fault import Kind
+from orchestrator.state.events import Heard, StoreHolds, Ticked
+from orchestrator.topology.packaged import packaged_scenario
+from orchestrator.virtual.faults.cases import generate, play
+from orchestrator.virtual.faults.fault import OF_STORES, Kind
+from orchestrator.virtual.faults.scenario import load_scenario
 from orchestrator.virtual.gateway import IdWatch
 from orchestrator.virtual.world import World
 from tests.orchestrator.virtual.faults.troubled import (
@@ -20,10 +22,13 @@ from tests.orchestrator.virtual.faults.troubled import (
 )
 
 EVERYTHING = -1  # in place of a seed: the case that has a fault of every kind
-SEEDS = [EVERYTHING, 3, 7, 14, 21, 36, 40]
+STORES = -2  # likewise: one whose sites have stores, with faults of those
+SEEDS = [EVERYTHING, STORES, 3, 7, 14, 21, 36, 40]
 
 
 def lived(seed: int) -> World:
+    if seed == STORES:
+        return play(generate(load_scenario(packaged_scenario("faults-stores")), 4))
     return play(everything() if seed == EVERYTHING else case_of(seed))
 
 
@@ -45,11 +50,17 @@ def test_a_virtual_log_fed_again_gives_identical_actions(seed: int) -> None:
 def test_everything_is_in_it() -> None:
     """Otherwise it would prove little."""
     world = kept(EVERYTHING)
-    assert {fault.kind for fault in everything().faults} == set(Kind)
+    assert {fault.kind for fault in everything().faults} == set(Kind) - OF_STORES
     assert world.ended
     cores = [gateway.machine.ctx for gateway in gateways(world)]
     for kind in ("workers_lost", "resyncs", "duplicate_runs", "diverged_runs", "started_again"):
         assert sum(core.counts[kind] for core in cores) > 0, kind
+
+
+def test_stores_are_in_it_too() -> None:
+    world = kept(STORES)
+    told = [entry.event for gateway in gateways(world) for entry in recorded(gateway)]
+    assert sum(isinstance(event, StoreHolds) for event in told) > 1
 
 
 def test_a_difference_is_noticed() -> None:

@@ -25,10 +25,11 @@ class SliceKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """One piece of a cache, token-major.
+    """One piece of a cache, token-major: those of the key's tokens that the sender has kept.
 
     `data`: [tokens, kv_heads, head_size], an unsigned integer dtype holding the raw bits of the
-    pool's dtype. `positions`: RoPE position of each token, [tokens] int32.
+    pool's dtype. `positions`: RoPE position of each token, [tokens] int32; where some of the key's
+    tokens are not held it is their number in the sequence too, ascending.
     """
 
     key: SliceKey
@@ -37,8 +38,12 @@ class Slice:
 
     def tokens(self, start: int, stop: int) -> "Slice":
         """The part of it that is tokens [start, stop), in place."""
-        layer, part, first, _ = self.key
-        here = slice(start - first, stop - first)
+        layer, part, first, end = self.key
+        if len(self.positions) == end - first:
+            here = slice(start - first, stop - first)
+        else:
+            low, high = np.searchsorted(self.positions, (start, stop))
+            here = slice(int(low), int(high))
         return Slice(
             key=SliceKey(layer, part, start, stop),
             positions=self.positions[here],

@@ -80,7 +80,7 @@ class Handover:
         if not _same_tokens(source, leg) or send.stop != leg.import_tokens:
             return self.fail_export(source, target.epoch, "the source holds other tokens")
         engine = self._runner.engine
-        if not source.landed or source.cut is not None or engine.computed(source.seq) < send.stop:
+        if not source.landed or source.cut is not None or engine.sendable(source.seq) < send.stop:
             return []
         self._runner.share(source, leg)
         del source.exports[target.epoch], self._shares[target]

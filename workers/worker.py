@@ -108,7 +108,7 @@ class Worker:
             leg = self._legs[sample.seq]
             decodes = decodes or leg.start.role is not Role.PREFILL
             out.append(Up(gateway=leg.gateway, message=leg.take(sample)))
-        took_s = now - self._step_began
+        took_s = now - self._step_began if result.took_s is None else result.took_s
         self._meter.measure(took_s, result.prefill_tokens, decodes=decodes)
         for seq in step.seqs:
             leg = self._legs[seq]
@@ -203,6 +203,7 @@ class Worker:
         """The worker's own account of itself."""
         engine = self._engine
         busy = [leg.seq for leg in self._legs.values() if leg.target() is not None]
+        kept = engine.kept()
         uncomputed = (engine.length(seq) - engine.computed(seq) for seq in busy)
         return Load(
             worker=self.name,
@@ -213,6 +214,9 @@ class Worker:
             kv_held_tokens=engine.kv_held_tokens(),
             step_s=self._meter.step_s,
             prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
+            kv_evicted_tokens=kept.evicted_tokens,
+            kv_freed_blocks=kept.freed_blocks,
+            kv_waste=1 - kept.living_tokens / kept.places if kept.places else None,
         )
 
     def taken(self) -> dict[str, Taken]:

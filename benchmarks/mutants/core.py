@@ -130,14 +130,14 @@ CORE = (
     broken(
         "5",
         "an old paused is believed",
-        L + "machine",
+        L + "spoken",
         ("if not leg.paused or message.seq != leg.pause_seq:", "if not leg.paused:"),
     ),
     broken(
         "5",
         "a paused relay keeps its slot",
-        L + "machine",
-        ("        self.ctx.free_slot(leg)\n", ""),
+        L + "spoken",
+        ("    ctx.free_slot(leg)\n", ""),
     ),
     broken(
         "5",
@@ -201,17 +201,17 @@ CORE = (
     broken(
         "7",
         "a refusal is charged",
-        L + "machine",
+        L + "spoken",
         (
-            "        req.refused = True\n        self.ctx.stop_leg(req, leg)\n",
-            "        lose_leg(self.ctx, req, leg, exclude=True)\n",
+            "    req.refused = True\n    ctx.stop_leg(req, leg)\n",
+            "    lose_leg(ctx, req, leg, exclude=True)\n",
         ),
     ),
     broken(
         "7",
         "who refused is asked again at once",
-        L + "machine",
-        ("        req.excluded.add(leg.worker)\n", ""),
+        L + "spoken",
+        ("    req.excluded.add(leg.worker)\n", ""),
     ),
     broken(
         "7",
@@ -353,13 +353,13 @@ CORE = (
     broken(
         "11",
         "a useless relay is not stopped",
-        L + "machine",
+        L + "spoken",
         ("if relay is not None and not relay.landed and not relay.accepted:", "if False:"),
     ),
     broken(
         "11",
         "a relay that decodes is stopped",
-        L + "machine",
+        L + "spoken",
         (
             "if relay is not None and not relay.landed and not relay.accepted:",
             "if relay is not None:",

@@ -1,4 +1,7 @@
-"""From which prompt length on a store pays: tiers as measured, prefill as the catalogue says."""
+"""From which prompt length on a store pays: tiers as measured, prefill as the catalogue says.
+
+By the choice alone, and by the first token of the simulated engine that makes it.
+"""
 
 import random
 import time
@@ -6,17 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pool.modelled import ask
 from benchmarks.pool.site import SECRET, forget_pages, store
 from orchestrator.catalogue import load_catalogue, roofline
 from workers.costs import Costs
 from workers.kv.prefix import CANONICAL_TOKENS
 from workers.tiers.blocks import KEY_BYTES, Block, Tier, checksum
-from workers.tiers.choice import Place, Speeds, worth_loading
+from workers.tiers.choice import Place, Speeds, spared_s, worth_loading
 from workers.tiers.client import StoreClient
 from workers.tiers.store import StoreConfig
 
 MEASURED_BYTES = 128 << 20
 LENGTHS = tuple(1 << n for n in range(7, 18))
+ASKED = tuple(1 << n for n in range(9, 16, 2))  # of the simulated engine
 # From where loading always pays to where it seldom does: a model, a chip, and how many of them.
 PAIRS = (
     ("smollm2-135m", "cpu", 1),
@@ -45,10 +50,23 @@ def run(folder: Path, *, tell: Callable[[str], None]) -> list[dict[str, Any]]:
                 for n in LENGTHS
             ]
             row[f"{tier}_from_tokens"] = _first(row[f"{tier}_loads"])
+        row["ttft"] = [_ttft(n, nbytes, speeds, costs) for n in ASKED]
         told = ", ".join(f"{tier} {_told(row[f'{tier}_from_tokens'])}" for tier in Tier)
         tell(f"{name} on {row['chip']}: {told}")
         rows.append(row)
     return rows
+
+
+def _ttft(tokens: int, nbytes: int, speeds: Speeds, costs: Costs) -> dict[str, Any]:
+    """On the simulated engine, which takes what the choice says: see `modelled`."""
+    now, answer_s = time.monotonic(), speeds.latency_s(0)
+    row: dict[str, Any] = {"tokens": tokens}
+    for tier in Tier:
+        rate = speeds.bytes_per_s(Place(0, tier), now)
+        asked = ask(costs, tokens, block_bytes=nbytes, bytes_per_s=rate, answer_s=answer_s)
+        row[f"{tier}_s"], row[f"{tier}_tokens"] = asked
+    alone = ask(costs, tokens, block_bytes=nbytes, bytes_per_s=None, answer_s=answer_s)
+    return row | {"recompute_s": alone.seconds}
 
 
 def _worth(tokens: int, place: Place, nbytes: int, speeds: Speeds, costs: Costs) -> int:
@@ -58,7 +76,7 @@ def _worth(tokens: int, place: Place, nbytes: int, speeds: Speeds, costs: Costs)
         nbytes,
         speeds,
         time.monotonic(),
-        lambda n: costs.chunk_s(n * CANONICAL_TOKENS, 0),
+        lambda n: spared_s(costs, tokens + 1, 0, n * CANONICAL_TOKENS),
     )
 
 

@@ -1,5 +1,6 @@
 """All of `pdd bench pool`, in a folder on the disk that is to be measured."""
 
+import logging
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from transport.memory import keep_freed_memory
 def run(folder: Path | None, *, longest: int, tell: Callable[[str], None]) -> dict[str, Any]:
     """`folder`: where blocks are kept as files; None: a temporary one. `longest` prompt, tokens."""
     measured_on = machine()
+    logging.getLogger("workers").setLevel(logging.ERROR)  # loads that are cut are figures here
     keep_freed_memory()  # as workers and stores do
     with tempfile.TemporaryDirectory(prefix="pdd-pool-", dir=folder) as scratch:
         here = Path(scratch)

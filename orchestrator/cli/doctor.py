@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from orchestrator.catalogue import load_catalogue
 from orchestrator.cli.gateway import KeyOption, ask_status
 from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption, print_json
@@ -18,6 +19,7 @@ from orchestrator.doctor.lines import line_findings
 from orchestrator.doctor.machine import machine_findings
 from orchestrator.doctor.service import Asked, service_findings
 from orchestrator.doctor.tcp import probe, read_kernel, tcp_findings
+from orchestrator.doctor.vllm import vllm_findings
 from orchestrator.topology.load import load_topology
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -28,7 +30,7 @@ STYLES = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red"}
 @app.command()
 def doctor(
     file: Annotated[
-        Path | None, typer.Argument(help="A topology: its lines and certificates as well.")
+        Path | None, typer.Argument(help="A topology: its lines, certificates and vLLMs as well.")
     ] = None,
     url: Annotated[
         str | None, typer.Option(help="A running service's gateway, to be asked as well.")
@@ -43,6 +45,7 @@ def doctor(
     if topology is not None:
         findings += line_findings(topology, kernel)
         findings += certificate_findings(topology, datetime.datetime.now(datetime.UTC))
+        findings += vllm_findings(topology, load_catalogue().models.get(topology.model))
     if url is not None:
         findings += _service(url, key)
     if output is Format.JSON:

@@ -2,33 +2,27 @@
 
 import asyncio
 import contextlib
-import logging
-import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 import uvloop
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from orchestrator.cli.dry_run import describe, show
+from orchestrator.cli.following import follow
 from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption
+from orchestrator.cli.reading import Asked, Served, read
+from orchestrator.cli.voice import Voice, entered, keep_logs, on_hangup, until_signal
 from orchestrator.errors import UserError
 from orchestrator.live.journal import Header, Journal
-from orchestrator.live.launch import LaunchFailed
-from orchestrator.live.running import check_startable, running
-from orchestrator.live.site_workers import Roles
-from orchestrator.replan.watch import Replanning
-from orchestrator.replay.scenario.roles import plan_roles, replanning_of
-from orchestrator.topology.load import load_topology
+from orchestrator.live.planning import beside
+from orchestrator.live.processes import LaunchFailed
+from orchestrator.live.running import Running, running
+from orchestrator.topology.changes import changes
 from orchestrator.topology.packaged import DEFAULT_FILE
-from orchestrator.topology.schema import Topology
-from workers.service.logs import log_to
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -52,180 +46,125 @@ def serve(
             "pdd bench parity reads it. A file that is there is replaced."
         ),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what would be started, and start nothing.")
+    ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Start the sites of a topology on this machine and serve it until SIGINT or SIGTERM."""
-    topology = _overridden(load_topology(file), port, gateway_site)
-    check_startable(topology)
-    if record is not None and topology.gateway.processes > 1:
+    """Start the sites of a topology on this machine and serve it until SIGINT or SIGTERM.
+
+    SIGHUP makes it read the file again: pools that were added, removed or changed are taken on, no
+    request is lost. What cannot change while it runs is told, and then nothing does.
+    """
+    asked = Asked(file=file, port=port, gateway_site=gateway_site)
+    what = read(asked)
+    if record is not None and what.topology.gateway.processes > 1:
         raise UserError("--record: a journal is of one gateway; leave out gateway.processes")
-    voice = _Voice(output)
-    roles, replanning = _planned(topology, voice), replanning_of(topology)
-    if logs is not None:
-        logs.mkdir(parents=True, exist_ok=True)
-        log_to("gateway", logs / "gateway.log")
-    else:
-        log_to("gateway", None)
-        logging.disable(logging.INFO)
-    what = _Service(topology=topology, roles=roles, replanning=replanning, logs=logs)
-    raise typer.Exit(uvloop.run(_recorded(what, voice, record)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Service:
-    """What is to be served. `logs`: where they are kept; None: nowhere."""
-
-    topology: Topology
-    roles: Roles
-    replanning: Replanning | None
-    logs: Path | None
-
-
-def _overridden(topology: Topology, port: int | None, site: str | None) -> Topology:
-    gateway = topology.gateway
-    if port is not None:
-        gateway = gateway.model_copy(update={"port": port})
-    if site is not None:
-        if site not in topology.sites:
-            known = ", ".join(sorted(topology.sites))
-            raise UserError(f"--gateway-site: no site {site!r} in the topology; there are {known}")
-        gateway = gateway.model_copy(update={"site": site})
-    return topology.model_copy(update={"gateway": gateway})
-
-
-def _planned(topology: Topology, voice: "_Voice") -> Roles:
-    """The roles that the file leaves to the planner, told. Raises UserError."""
-    planned = plan_roles(topology)
-    for line in planned.told:
+    voice = Voice(output)
+    for line in what.told:
         voice.say(line)
-    return planned.roles
+    if dry_run:
+        show(describe(what.topology, what.roles), output)
+        return
+    keep_logs("gateway", logs)
+    service = _Service(asked, what, logs, voice)
+    raise typer.Exit(uvloop.run(_recorded(service, record)))
 
 
-class _Voice:
-    """Tells people what happens, as text or as one JSON object a line."""
+class _Service:
+    """What is served. `logs`: where they are kept; None: nowhere."""
 
-    def __init__(self, output: Format) -> None:
-        self._json = output is Format.JSON
-        self._console = Console(stderr=True, highlight=False)
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+    def __init__(self, asked: Asked, what: Served, logs: Path | None, voice: Voice) -> None:
+        self._asked = asked
+        self._what = what
+        self._logs = logs
+        self._voice = voice
 
-    def say(self, text: str) -> None:
-        if self._json:
-            print(orjson.dumps({"progress": text}).decode(), flush=True)
-        else:
-            self._console.print(f"  {text}")
+    async def serve(self, journal: Journal | None) -> int:
+        """Until a signal or a failure; the exit code. Raises UserError."""
+        async with until_signal() as stopped:
+            with on_hangup(stopped) as changed:
+                manager = self._running(journal)
+                try:
+                    with self._voice.model():
+                        up = await entered(manager, stopped)
+                except LaunchFailed as error:
+                    print(f"cannot start: {error}", file=sys.stderr)
+                    return FAILED
+                if up is None:
+                    return GOOD
+                following = asyncio.create_task(
+                    follow(
+                        self._asked.file,
+                        changed,
+                        partial(beside, read, self._asked),
+                        partial(self._take, up),
+                        self._voice,
+                    )
+                )
+                try:
+                    return await self._served(up, journal, stopped)
+                finally:
+                    following.cancel()
+                    await asyncio.gather(following, return_exceptions=True)
+                    await manager.__aexit__(None, None, None)
 
-    def ready(self, url: str, model: str) -> None:
-        if self._json:
-            print(orjson.dumps({"ready": url, "model": model}).decode(), flush=True)
-            return
-        print(f"ready {url}", flush=True)
-        body = (
-            f'{{"model": "{model}", "stream": true, "max_tokens": 64, "pdd_timings": true, '
-            '"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
+    def _running(self, journal: Journal | None) -> contextlib.AbstractAsyncContextManager[Running]:
+        return running(
+            self._what.topology,
+            progress=self._voice.say,
+            model_progress=self._voice.model_progress,
+            log_dir=self._logs,
+            record=None if journal is None else journal.record,
+            roles=self._what.roles,
+            replanning=self._what.replanning,
         )
-        print(
-            f"\ncurl -N {url}/chat/completions -H 'Content-Type: application/json' "
-            f"-d '{body}'\n\nCtrl-C stops everything.",
-            flush=True,
-        )
 
-    @contextlib.contextmanager
-    def model(self) -> Iterator[None]:
-        """A progress bar for the model's preparation, shown only if it takes any."""
-        try:
-            yield
-        finally:
-            if self._bar is not None:
-                self._bar.stop()
+    async def _served(
+        self, up: Running, journal: Journal | None, stopped: "asyncio.Future[None]"
+    ) -> int:
+        topology = self._what.topology
+        if journal is not None and up.gateway is not None:
+            config = up.gateway.driver.config
+            journal.begin(Header(model=topology.model, config=config))
+        url = f"http://{topology.gateway.host}:{topology.gateway.port}/v1"
+        self._voice.ready({"ready": url, "model": up.model}, _first_steps(url, up.model))
+        failed = up.deployment.failed
+        await asyncio.wait((up.serving, stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            print(f"stopping: {failed.result()}", file=sys.stderr)
+            return FAILED
+        if up.serving.done() and not stopped.done():
+            print("stopping: the gateway ended by itself", file=sys.stderr)
+            return FAILED
+        self._voice.say("stopping")
+        return GOOD
 
-    def model_progress(self, done: int, total: int, what: str) -> None:
-        if self._json:
-            self.say(f"{what} {done}/{total}")
-            return
-        if self._bar is None:
-            columns = (
-                TextColumn("  {task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:.0f} %"),
-            )
-            self._bar = Progress(*columns, console=self._console)
-            self._bar.start()
-            self._task = self._bar.add_task(what, total=total)
-        if self._task is not None:
-            self._bar.update(self._task, completed=done, total=total, description=what)
-            if done >= total:
-                self._bar.stop()
+    async def _take(self, up: Running, new: Served) -> list[str]:
+        """What is told of a changed topology that is served from now on. Raises UserError."""
+        lines = changes(self._what.topology, new.topology)
+        if lines:
+            await up.follow(new.topology, new.roles, new.replanning)
+            self._what = new
+            lines += new.told
+        return lines
 
 
-async def _recorded(what: _Service, voice: _Voice, record: Path | None) -> int:
+async def _recorded(service: _Service, record: Path | None) -> int:
     """Serve, with a journal if one is wanted. Raises UserError before anything was started."""
     if record is None:
-        return await _serve(what, voice, None)
+        return await service.serve(None)
     journal = Journal(record, asyncio.get_running_loop().call_later)
     with contextlib.closing(journal):
-        return await _serve(what, voice, journal)
+        return await service.serve(journal)
 
 
-async def _serve(what: _Service, voice: _Voice, journal: Journal | None) -> int:
-    topology = what.topology
-    host, port = topology.gateway.host, topology.gateway.port
-    async with _until_signal() as stopped:
-        try:
-            with voice.model():
-                manager = running(
-                    topology,
-                    progress=voice.say,
-                    model_progress=voice.model_progress,
-                    log_dir=what.logs,
-                    record=None if journal is None else journal.record,
-                    roles=what.roles,
-                    replanning=what.replanning,
-                )
-                entering = asyncio.ensure_future(manager.__aenter__())
-                await asyncio.wait({entering, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if not entering.done():
-                    entering.cancel()
-                    await asyncio.gather(entering, return_exceptions=True)
-                    return GOOD
-                up = entering.result()
-        except LaunchFailed as error:
-            print(f"cannot start: {error}", file=sys.stderr)
-            return FAILED
-        try:
-            if journal is not None and up.gateway is not None:
-                config = up.gateway.driver.config
-                journal.begin(Header(model=topology.model, config=config))
-            voice.ready(f"http://{host}:{port}/v1", up.model)
-            failed = up.deployment.failed
-            await asyncio.wait({up.serving, stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
-            if failed.done():
-                print(f"stopping: {failed.result()}", file=sys.stderr)
-                return FAILED
-            if up.serving.done() and not stopped.done():
-                print("stopping: the gateway ended by itself", file=sys.stderr)
-                return FAILED
-            voice.say("stopping")
-            return GOOD
-        finally:
-            await manager.__aexit__(None, None, None)
-
-
-@contextlib.asynccontextmanager
-async def _until_signal() -> AsyncIterator["asyncio.Future[None]"]:
-    """A future that is done when SIGINT or SIGTERM has come."""
-    loop = asyncio.get_running_loop()
-    stopped: asyncio.Future[None] = loop.create_future()
-
-    def stop() -> None:
-        if not stopped.done():
-            stopped.set_result(None)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    try:
-        yield stopped
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+def _first_steps(url: str, model: str) -> str:
+    body = (
+        f'{{"model": "{model}", "stream": true, "max_tokens": 64, "pdd_timings": true, '
+        '"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
+    )
+    return (
+        f"ready {url}\n\ncurl -N {url}/chat/completions -H 'Content-Type: application/json' "
+        f"-d '{body}'\n\nCtrl-C stops everything."
+    )

@@ -1,7 +1,10 @@
-"""`pdd status`: what a running service is doing."""
+"""`pdd status`: what a running service is doing, once or as it changes."""
 
-from typing import Annotated, Any
+import time
+from datetime import datetime
+from typing import Annotated, Any, NoReturn
 
+import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -9,24 +12,62 @@ from rich.table import Table
 from orchestrator.cli.gateway import KeyOption, ask_status
 from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption, print_json
+from orchestrator.cli.watching import Change, Watch
+from orchestrator.errors import UserError
 from orchestrator.topology.units import show_rate
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+EVERY_S = 0.5  # between two looks of one who watches
 
 
 @app.command()
 def status(
     url: Annotated[str, typer.Option(help="Where the gateway listens.")] = "http://127.0.0.1:8000",
     key: KeyOption = None,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="A line for each change of gateway, sites and workers, until Ctrl-C."
+        ),
+    ] = False,
     output: FormatOption = Format.TEXT,
 ) -> None:
-    """Workers, links and requests of a running service. Exit code 1 while it is not ready."""
+    """Sites, workers, links and requests of a running service. Exit code 1 while it is not ready.
+
+    With --watch the first lines tell what there is, and -o json writes one object a line.
+    """
     told, _ = ask_status(url, key)
+    if watch:
+        _watch(told, url, key, output)
     if output is Format.JSON:
         print_json(told)
     else:
         _show(told)
     raise typer.Exit(GOOD if told["ready"] else FAILED)
+
+
+def _watch(told: dict[str, Any] | None, url: str, key: str | None, output: Format) -> NoReturn:
+    """For ever, also while the gateway is away."""
+    seen = Watch()
+    while True:
+        for change in seen.see(told):
+            _tell(change, output)
+        time.sleep(EVERY_S)
+        try:
+            told, _ = ask_status(url, key)
+        except UserError:
+            told = None
+
+
+def _tell(change: Change, output: Format) -> None:
+    now = datetime.now().astimezone()
+    if output is Format.JSON:
+        at = now.isoformat(timespec="milliseconds")
+        body = {"at": at, "name": change.name, "before": change.before, "after": change.after}
+        print(orjson.dumps(body).decode(), flush=True)
+    else:
+        print(f"{now:%H:%M:%S}  {change}", flush=True)
 
 
 def _show(told: dict[str, Any]) -> None:
@@ -37,6 +78,9 @@ def _show(told: dict[str, Any]) -> None:
         f"{told['model']} at {told['gateway']['site']}: {state}; "
         f"{requests['open']} requests open, {requests['queued']} queued"
     )
+    for site in told["sites"]:
+        if site["state"] != "up":
+            console.print(f"site {site['name']}: {site['state']}")
     table = Table(box=None, pad_edge=False)
     for column in ("worker", "roles", "state", "runs", "KV held", "KV free", "step", "prefill"):
         wraps = column == "roles"

@@ -127,7 +127,7 @@ def summarize(file: str, topology: Topology, catalogue: Catalogue) -> Summary:
 
 
 def _pool(site: str, name: str, pool: Pool, catalogue: Catalogue) -> PoolSummary:
-    memory, kept = catalogue.chips[pool.chip].memory_gb, pool.kv_pool
+    memory, kept = catalogue.chips[pool.chip].memory_gb, pool.kv_store
     return PoolSummary(
         site=site,
         pool=name,

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.lifecycle import deadlines
-from orchestrator.lifecycle.accept import has_own, recheck, sole_of, take_next, take_run
+from orchestrator.lifecycle.accept import recheck, sole_of, take_next
 from orchestrator.lifecycle.context import Context
 from orchestrator.lifecycle.ending import fail, finish, stop_all, tell_failure
 from orchestrator.lifecycle.handover import end_relay
 from orchestrator.lifecycle.phases import RACE
 from orchestrator.lifecycle.recover import find_place, lose_leg, reconcile
 from orchestrator.lifecycle.release import release
-from orchestrator.lifecycle.request import Leg, Request, StopWatch
+from orchestrator.lifecycle.request import Request, StopWatch
+from orchestrator.lifecycle.spoken import SPOKEN, LegMessage
 from orchestrator.lifecycle.waiting import WaitingLine
 from orchestrator.policy.prefixes import BlockNames, PrefixBook, short_names
 from orchestrator.policy.router import Refusal
@@ -36,28 +37,11 @@ from orchestrator.state.events import (
 )
 from orchestrator.state.links import LinkView
 from orchestrator.state.views import WorkerView, World
-from workers.api.messages import (
-    MAIN,
-    PREFILL,
-    Cause,
-    KVFailed,
-    KVStats,
-    Landed,
-    Load,
-    NextTokens,
-    Paused,
-    Refused,
-    Stop,
-    TokenRun,
-)
-
-LegMessage = TokenRun | Landed | Paused | Refused | KVFailed | KVStats
+from workers.api.messages import PREFILL, KVFailed, Landed, Load, NextTokens, Stop, TokenRun
 
 # A dead leg that still speaks is stopped again, at most this often.
 STOP_AGAIN_S = 1.0
 TOMBSTONES = 4096
-# Refusals that no other worker would think better of, and what they are to the client.
-_HOPELESS = {Cause.SENSELESS: Failure.TOO_LONG, Cause.GRAMMAR: Failure.GRAMMAR}
 # So many entries of the heap of deadlines may be out of date, besides one for every request.
 STALE_DUES = 64
 # A feed repeats this many tokens that the leg has not confirmed: a feed that was lost, or overtaken
@@ -164,7 +148,7 @@ class Machine:
         if not req.legs:
             self._waiting.add(req)
         elif self._waiting.length:
-            self._waiting.discard(name)
+            self._waiting.placed(name)
         due = deadlines.next_due(ctx, req)
         if due != req.due_at:
             req.due_at = due
@@ -229,11 +213,20 @@ class Machine:
             fail(self.ctx, req, Failure.UNAVAILABLE, "no live worker can serve the request")
         elif refusal is Refusal.BUSY:
             if len(self._waiting) >= self.ctx.config.queue_limit:
-                fail(self.ctx, req, Failure.OVERLOADED, "every worker is busy and the queue full")
+                self._turn_away(req, now)
             req.waiting_since = now
             if self._waiting:
                 self.ctx.room_made = True  # perhaps nobody can serve those before it
         self._settle(req, now)
+
+    def _turn_away(self, req: Request, now: float) -> None:
+        """The queue is full: `req` goes, or the last of a tenant that has more than its share."""
+        gives_way = self.requests.get(self._waiting.in_excess(req.spec.tenant) or "")
+        unlucky = req if gives_way is None else gives_way
+        fail(self.ctx, unlucky, Failure.OVERLOADED, "every worker is busy and the queue full")
+        if unlucky is not req:
+            self._settle(unlucky, now)
+            self._at_work = req
 
     def _too_long(self, req: Request) -> None:
         fail(self.ctx, req, Failure.TOO_LONG, "prompt and output fit no worker's memory")
@@ -285,7 +278,7 @@ class Machine:
             self._dead_leg_spoke(worker, message, now)
             return
         self._at_work = req
-        _MESSAGES[type(message)](self, req, leg, message, now)
+        SPOKEN[type(message)](self.ctx, req, leg, message, now)
         self._settle(req, now)
 
     def _links_seen(self, view: WorkerView, load: Load, now: float) -> None:
@@ -375,73 +368,6 @@ class Machine:
     def _ticked(self, event: Ticked, now: float) -> None:
         """Deadlines are looked at after every event."""
 
-    # ------------------------------------------------------------ messages of live legs
-
-    def _token_run(self, req: Request, leg: Leg, run: TokenRun, now: float) -> None:
-        if leg.role is not PREFILL:
-            if leg.landed_at is None and has_own(run):
-                # It cannot sample without its KV: the word that it landed is late or lost.
-                self._has_landed(req, leg, now)
-            take_run(self.ctx, req, leg, run, now)
-            return
-        before = len(req.law.ids)
-        take_run(self.ctx, req, leg, run, now)
-        if before == leg.base and len(req.law.ids) > before:
-            self.ctx.prefixes.note(leg.worker, req.prefix)
-
-    def _landed(self, req: Request, leg: Leg, message: Landed, now: float) -> None:
-        if not leg.landed:
-            self._has_landed(req, leg, now)
-
-    def _has_landed(self, req: Request, leg: Leg, now: float) -> None:
-        leg.landed_at = now
-        self.ctx.unqueue(leg)
-        self.ctx.prefixes.note(leg.worker, req.prefix)
-        if leg.role is not MAIN:
-            return
-        if req.account.landed_at is None:
-            req.account.landed_at = now
-        relay = req.relay
-        if relay is not None and not relay.landed and not relay.accepted:
-            self.ctx.stop_leg(req, relay)  # rule 11: it would hide nothing any more
-
-    def _paused(self, req: Request, leg: Leg, message: Paused, now: float) -> None:
-        if not leg.paused or message.seq != leg.pause_seq:
-            self.ctx.counts["stale_messages"] += 1
-            return
-        leg.pause_at = message.at
-        self.ctx.free_slot(leg)
-
-    def _refused(self, req: Request, leg: Leg, message: Refused, now: float) -> None:
-        self.ctx.counts["refused"] += 1
-        req.excluded.add(leg.worker)
-        req.refused = True
-        self.ctx.stop_leg(req, leg)
-        view = self.ctx.world.workers.get(leg.worker)
-        if view is not None and message.cause is Cause.BUSY:
-            view.refused()
-        hopeless = _HOPELESS.get(message.cause)
-        if hopeless is not None:
-            fail(self.ctx, req, hopeless, message.reason)
-
-    def _kv_failed(self, req: Request, leg: Leg, message: KVFailed, now: float) -> None:
-        if leg.source != message.source or leg.landed:
-            self.ctx.counts["stale_messages"] += 1
-            return
-        self.ctx.counts["kv_failed"] += 1
-        req.failed_sources.add(message.source)
-        self.ctx.unqueue(leg)
-        leg.source = None
-
-    def _kv_stats(self, req: Request, leg: Leg, message: KVStats, now: float) -> None:
-        source = req.legs.get(leg.source) if leg.source is not None else None
-        link = None if source is None else self.ctx.world.link(source.site, leg.site)
-        if link is not None:
-            link.coded(message.bytes_raw, message.bytes_wire)
-        if leg.role is MAIN:
-            req.account.kv_bytes_raw += message.bytes_raw
-            req.account.kv_bytes_wire += message.bytes_wire
-
 
 def _source_tells(req: Request, worker: str, message: LegMessage) -> bool:
     """A leg's own worker speaks for it; of KV that will not come its source's may tell too."""
@@ -462,13 +388,4 @@ _HANDLERS: dict[type[Any], Callable[[Machine, Any, float], None]] = {
     LinkTold: Machine._link_told,
     StoreHolds: Machine._store_holds,
     Ticked: Machine._ticked,
-}
-
-_MESSAGES: dict[type[Any], Callable[[Machine, Request, Leg, Any, float], None]] = {
-    TokenRun: Machine._token_run,
-    Landed: Machine._landed,
-    Paused: Machine._paused,
-    Refused: Machine._refused,
-    KVFailed: Machine._kv_failed,
-    KVStats: Machine._kv_stats,
 }

@@ -72,10 +72,12 @@ def find_place(ctx: Context, req: Request, now: float) -> Refusal | None:
 
 def _try_route(ctx: Context, req: Request, now: float, *, any_role: bool) -> Refusal | None:
     tokens = req.prompt + len(req.law.ids)
+    hits = ctx.prefixes.hits(req.prefix, ctx.world.workers)
     ask = Ask(
         tokens=tokens,
         remaining=req.remaining,
-        hits=ctx.prefixes.hits(req.prefix, ctx.world.workers),
+        hits=hits,
+        loads=ctx.prefixes.loads(req.prefix, hits),
         forced=req.spec.route or ctx.config.route,
         excluded=frozenset(req.excluded),
         any_role=any_role,

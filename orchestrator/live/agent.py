@@ -6,22 +6,25 @@ What places workers (Ray, in `ray_site`) stands behind `Placer`; this file knows
 import asyncio
 import contextlib
 import dataclasses
+import json
 import logging
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
+from pydantic import TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestrator.live.http import site_client
+from orchestrator.live.http import site_client, why_refused
 from orchestrator.live.stores import SiteStores
 from orchestrator.membership.inventory import (
     ANSWER_S,
@@ -36,6 +39,7 @@ from orchestrator.membership.inventory import (
     Renewals,
     SiteInventory,
 )
+from orchestrator.membership.standing import Standing, read_standing
 from transport.tls import TlsContexts, TlsFiles
 from workers.api.wire import WireError
 from workers.service.app import BearerOnly, answer, read_body
@@ -46,6 +50,10 @@ from workers.storage.process import StoreProcessConfig
 # Ports outside the range that the kernel gives to outgoing connections, so that nobody takes one
 # between its choice and the worker's start, or while a worker restarts.
 PORTS = range(20000, 32000)
+
+WORKERS = TypeAdapter(tuple[WorkerConfig, ...])
+
+ORDER_S = 2.0  # to tell a worker that it shall drain, or to end it; well below a lease
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +84,18 @@ class Placer(Protocol):
     def keep_store(self, config: StoreProcessConfig) -> None:
         """Start a store of KV blocks, unless it runs already."""
 
-    def remove_store(self, name: str) -> None: ...
+    def remove_store(self, name: str) -> None:
+        """Let a store write what waits, and end it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteSpec:
-    """A site as its agent is told: its workers (their ports chosen here), its stores of KV blocks,
-    its gateways, its front.
+    """A site as its agent is told: its workers (a port that is 0 is chosen here), its stores of KV
+    blocks, its gateways, its front.
 
     `gateways` are the gateways' URLs as they are seen from the site, `gateway_site` where they
-    stand. With `tls` the front takes connections from `sites` only.
+    stand. With `tls` the front takes connections from `sites` only. `kept` is a file in which other
+    workers are kept that the agent was told of, for the one that follows it.
     """
 
     site: str
@@ -98,6 +108,11 @@ class SiteSpec:
     start_s: float = START_S
     tls: TlsFiles | None = None
     sites: tuple[str, ...] = ()
+    kept: Path | None = None
+
+
+class CannotFollow(Exception):
+    """The site cannot have the workers that somebody wants it to have; one line."""
 
 
 class SiteAgent:
@@ -113,9 +128,10 @@ class SiteAgent:
         self._placer = placer
         self._secret = secret
         self._tls = tls
+        self._workers = {worker.name: worker for worker in _told(spec)}
         self._inventory = SiteInventory(
             spec.site,
-            [Assigned(name=c.name, pool=c.pool, roles=c.roles) for c in spec.workers],
+            map(_assigned, self._workers.values()),
             front=f"{spec.host}:{spec.port}",
             epoch=time.time_ns(),
             start_s=spec.start_s,
@@ -125,6 +141,9 @@ class SiteAgent:
         self._renewals = {gateway: Renewals() for gateway in spec.gateways}
         self._handles: dict[str, Handle] = {}  # of the workers that were placed and not removed
         self._ports: set[int] = set()  # given to workers
+        self._keeps_stores = False
+        self._carrying_out = asyncio.Lock()  # a worker's place is free before another is put there
+        self._watching: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
 
     async def run(self, on_ready: Callable[[], None]) -> None:
@@ -136,12 +155,10 @@ class SiteAgent:
         taken = listen(self._spec.host, self._spec.port)
         serving = asyncio.create_task(front.serve(sockets=[taken]))
         await self._settle()
-        tasks = [asyncio.create_task(self._watch(name)) for name in self._inventory.watched]
-        tasks += [asyncio.create_task(self._renew_lease(gateway)) for gateway in self._renewals]
-        for task in tasks:
-            task.add_done_callback(self._stop_if_failed)
+        renewing = [self._begin(self._renew_lease(gateway)) for gateway in self._renewals]
         on_ready()
         await self._stopping.wait()
+        tasks = [*renewing, *self._watching.values()]
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -150,10 +167,16 @@ class SiteAgent:
                 raise outcome  # the process ends; a new agent adopts the workers
         for name in list(self._handles):
             await self._remove(name)
-        for store in self._spec.stores:
-            await asyncio.to_thread(self._placer.remove_store, store.name)
+        await self._keep_stores(False)
+        async with self._gateways_client() as http:  # they know then what has been drained
+            await asyncio.gather(*(self._report_to(to, http, {}) for to in self._renewals))
         front.should_exit = True
         await serving
+
+    def _begin(self, doing: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(doing)
+        task.add_done_callback(self._stop_if_failed)
+        return task
 
     def _stop_if_failed(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -163,14 +186,14 @@ class SiteAgent:
 
     async def _settle(self) -> None:
         """Adopt the workers that run already, place the others."""
-        names = [config.name for config in self._spec.workers]
+        names = list(self._workers)
         found = {name: self._placer.find(name) for name in names}
         self._handles = {name: handle for name, handle in found.items() if handle is not None}
         refusal = self._placer.refusal(len(names) + len(self._spec.stores))
         if refusal is not None:
             log.error("refused", extra={"reason": refusal})
-        for store in () if refusal is not None else self._spec.stores:
-            self._placer.keep_store(store)
+        else:
+            await self._keep_stores(True)
         await self._carry_out(self._inventory.begin(self._handles.keys(), refusal))
 
     async def _watch(self, name: str) -> None:
@@ -179,28 +202,63 @@ class SiteAgent:
             await asyncio.sleep(WATCH_S)
 
     async def _look(self, name: str) -> list[Order]:
+        handle = self._handles.get(name)
+        if handle is None:
+            return []  # another is put in its place at this moment
         try:
             async with asyncio.timeout(ANSWER_S):
-                said = await self._handles[name].describe()
+                said = await handle.describe()
         except (TimeoutError, Unavailable) as error:
             reason = self._placer.refusal(1) or str(error) or None
             return self._inventory.unanswered(name, reason, time.monotonic())
         return self._inventory.described(name, said, time.monotonic())
 
     async def _carry_out(self, orders: Iterable[Order]) -> None:
-        for order in orders:
-            if isinstance(order, Place):
-                self._place(order.worker)
-            elif isinstance(order, Drain):
-                await self._drain(order.worker)
-            else:
-                await self._remove(order.worker)
+        """One after the other, and each within its time: a lease may have to wait for them."""
+        orders = list(orders)
+        if orders or (self._inventory.drained and self._keeps_stores):
+            await self._carry_out_all(orders)
+        for name in self._inventory.watched:
+            watching = self._watching.get(name)
+            if watching is None or watching.done():
+                self._watching[name] = self._begin(self._watch(name))
+
+    async def _carry_out_all(self, orders: Sequence[Order]) -> None:
+        async with self._carrying_out:
+            for order in orders:
+                if isinstance(order, Place):
+                    await self._keep_stores(True)
+                    self._place(order.worker)
+                elif isinstance(order, Drain):
+                    await self._drain(order.worker)
+                else:
+                    await self._remove(order.worker)
+            if self._inventory.drained:
+                await self._keep_stores(False)
+
+    async def follow(self, workers: Sequence[WorkerConfig]) -> None:
+        """Run these workers from now on. Raises CannotFollow, and then nothing has changed."""
+        refusal = self._placer.refusal(len(workers) + len(self._spec.stores))
+        if refusal is not None:
+            raise CannotFollow(refusal)
+        before = self._workers
+        new = {worker.name: worker for worker in _on_free_ports(workers, before)}
+        changed = [n for n in new if n in before and _process(new[n]) != _process(before[n])]
+        if self._spec.kept is not None:
+            draft = self._spec.kept.with_suffix(".draft")
+            draft.write_bytes(WORKERS.dump_json(tuple(new.values())))
+            draft.replace(self._spec.kept)
+        self._workers = new
+        now = time.monotonic()
+        await self._carry_out(self._inventory.follow(map(_assigned, new.values()), changed, now))
 
     def _place(self, name: str) -> None:
-        """Start the worker on ports of its own."""
-        config = next(config for config in self._spec.workers if config.name == name)
-        http_port = free_port(config.host, self._ports)
-        kv_port = free_port(config.host, self._ports | {http_port})
+        """Start the worker on ports of its own, those that it was given or others."""
+        config = self._workers.get(name)
+        if config is None:
+            return  # it is not wanted any more: the order waited while that was told
+        http_port = config.http_port or free_port(config.host, self._ports)
+        kv_port = config.kv_port or free_port(config.host, self._ports | {http_port})
         self._ports |= {http_port, kv_port}
         config = dataclasses.replace(config, http_port=http_port, kv_port=kv_port)
         self._handles[name] = self._placer.place(config)
@@ -210,36 +268,63 @@ class SiteAgent:
     async def _drain(self, name: str) -> None:
         handle = self._handles.get(name)
         if handle is not None:
-            with contextlib.suppress(Unavailable):
-                await handle.drain()
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout(ORDER_S):
+                    await handle.drain()
+
+    async def _keep_stores(self, wanted: bool) -> None:
+        """They go with the last worker of a site that is drained, and come with the first."""
+        if wanted == self._keeps_stores:
+            return
+        self._keeps_stores = wanted
+        stores = self._spec.stores
+        if wanted:
+            for store in stores:
+                self._placer.keep_store(store)
+            return
+        removed = (asyncio.to_thread(self._placer.remove_store, store.name) for store in stores)
+        await asyncio.gather(*removed)  # each may have much to write
 
     async def _remove(self, name: str) -> None:
         handle = self._handles.pop(name, None)
         if handle is not None:
-            with contextlib.suppress(Unavailable):
-                await handle.remove()
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout(ORDER_S):
+                    await handle.remove()
 
     # ------------------------------------------------------------ the gateways
 
     async def _renew_lease(self, gateway: str) -> None:
         """Report to one gateway for ever, whatever becomes of the others."""
-        renewals = self._renewals[gateway]
-        tls = None if self._tls is None else self._tls.client
-        async with site_client(
-            self._spec.gateway_site, self._secret, tls, timeout_s=RENEW_TIMEOUT_S
-        ) as http:
-            known: dict[str, int] = {}  # versions of the stores that the gateway has
+        async with self._gateways_client() as http:
+            known: dict[str, str] = {}  # versions of the stores that the gateway has
             while True:
-                report = self._report() | {"stores": await self._stores.told(known)}
-                try:
-                    answered = await http.post(f"{gateway}/internal/lease", json=report)
-                    answered.raise_for_status()
-                except httpx.HTTPError as error:
-                    wait_s = renewals.failed(f"{type(error).__name__}: {error}")
-                else:
-                    wait_s = renewals.renewed()
-                    known = answered.json().get("stores", {})
+                wait_s, known, wanted = await self._report_to(gateway, http, known)
+                if wanted is not None:
+                    await self._carry_out(self._inventory.told(wanted, time.monotonic()))
                 await asyncio.sleep(wait_s)
+
+    async def _report_to(
+        self, gateway: str, http: httpx.AsyncClient, known: dict[str, str]
+    ) -> tuple[float, dict[str, str], Standing | None]:
+        """How long to wait before the next report, the stores' versions that the gateway has then,
+        and what it wants of the site; None: it did not say.
+        """
+        renewals = self._renewals[gateway]
+        report = self._report() | {"stores": await self._stores.told(known)}
+        try:
+            answered = await http.post(f"{gateway}/internal/lease", json=report)
+            answered.raise_for_status()
+            said = answered.json()
+            known, wanted = dict(said["stores"]), read_standing(said["standing"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            # What answers 200 and not in a gateway's words is not the gateway.
+            return renewals.failed(why_refused(error)), known, None
+        return renewals.renewed(), known, wanted
+
+    def _gateways_client(self) -> httpx.AsyncClient:
+        tls = None if self._tls is None else self._tls.client
+        return site_client(self._spec.gateway_site, self._secret, tls, timeout_s=RENEW_TIMEOUT_S)
 
     def _report(self) -> dict[str, Any]:
         states = dict.fromkeys(renewals.state for renewals in self._renewals.values())
@@ -266,6 +351,14 @@ class SiteAgent:
             await self._carry_out(self._inventory.drain(names))
             return answer({"draining": names})
 
+        async def workers(request: Request) -> Response:
+            try:
+                wanted = WORKERS.validate_json(json.dumps(await read_body(request)))
+                await self.follow(wanted)
+            except (WireError, ValidationError, CannotFollow) as error:
+                return answer({"error": " ".join(str(error).split())}, 409)
+            return answer({"workers": [worker.name for worker in wanted]})
+
         async def stop(request: Request) -> Response:
             self._stopping.set()
             return answer({"stopping": True})
@@ -274,10 +367,50 @@ class SiteAgent:
             routes=[
                 Route("/inventory", inventory, methods=["GET"]),
                 Route("/drain", drain, methods=["POST"]),
+                Route("/workers", workers, methods=["POST"]),
                 Route("/stop", stop, methods=["POST"]),
             ],
             middleware=[Middleware(BearerOnly, secret=self._secret)],
         )
+
+
+def _told(spec: SiteSpec) -> tuple[WorkerConfig, ...]:
+    """The workers of a site as its agent was told last."""
+    if spec.kept is None or not spec.kept.exists():
+        return spec.workers
+    return WORKERS.validate_json(spec.kept.read_bytes())
+
+
+def _assigned(worker: WorkerConfig) -> Assigned:
+    return Assigned(name=worker.name, pool=worker.pool, roles=worker.roles)
+
+
+def _process(worker: WorkerConfig) -> WorkerConfig:
+    """What only another process can be told: not roles, nor which of the site's ports it has."""
+    return dataclasses.replace(worker, roles=(), http_port=0, kv_port=0)
+
+
+def _on_free_ports(
+    workers: Sequence[WorkerConfig], before: Mapping[str, WorkerConfig]
+) -> Iterator[WorkerConfig]:
+    """Those that were there keep their ports; the others get the declared ports that are left.
+
+    Raises CannotFollow where too few are.
+    """
+    ports = [port for worker in workers for port in (worker.http_port, worker.kv_port)]
+    taken = {port for worker in before.values() for port in (worker.http_port, worker.kv_port)}
+    left = iter([port for port in ports if port not in taken or not port])
+    for worker in workers:
+        old = before.get(worker.name)
+        http, kv = (
+            (next(left, None), next(left, None)) if old is None else (old.http_port, old.kv_port)
+        )
+        if http is None or kv is None:
+            raise CannotFollow(
+                f"no port of the site is left for {worker.name} while those that it replaces "
+                "still have theirs: first leave the old ones out, then add the new"
+            )
+        yield dataclasses.replace(worker, http_port=http, kv_port=kv)
 
 
 def free_port(host: str, used: set[int]) -> int:

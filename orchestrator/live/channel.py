@@ -162,12 +162,16 @@ class WorkerChannel:
         """Keep this gateway's lease on its legs, whatever else is under way or stuck."""
         while True:
             await asyncio.sleep(RENEW_S)
-            if self.up:
-                # Lost or late, it is one of several that fit into a lease; the stream judges.
-                with contextlib.suppress(NoAnswer):
-                    await self._http.post(
-                        self._url(Path.FEED), b'{"messages":[]}', timeout_s=RENEW_TIMEOUT_S
-                    )
+            if not self.up:
+                continue
+            url = self._url(Path.FEED)
+            try:
+                await self._http.post(url, b'{"messages":[]}', timeout_s=RENEW_TIMEOUT_S)
+            except NoAnswer:
+                pass  # lost or late, it is one of several that fit into a lease; the stream judges
+            except Exception:
+                # A defect of ours; were the renewals to end, so would every leg's lease.
+                log.exception("renewal", extra={"worker": self.worker})
 
     # ------------------------------------------------------------ in
 

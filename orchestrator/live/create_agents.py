@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 from pydantic import TypeAdapter
@@ -35,9 +36,11 @@ def create_agents(specs: Sequence[SiteSpec], log_dir: str | None) -> dict[str, s
         refused = refusal(ray.nodes(), spec.site, len(spec.workers) + len(spec.stores))
         if refused is not None:
             raise StartFailed(refused)
+    for spec in specs:
+        _end(_name(spec))
     agents = {
         spec.site: AgentActor.options(
-            name=f"agent {spec.site}",
+            name=_name(spec),
             namespace=NAMESPACE,
             lifetime="detached",
             label_selector={LABEL: spec.site},
@@ -50,6 +53,19 @@ def create_agents(specs: Sequence[SiteSpec], log_dir: str | None) -> dict[str, s
     return {
         site: ray.get(agent.wait_ready.remote(), timeout=AGENT_S) for site, agent in agents.items()
     }
+
+
+def _name(spec: SiteSpec) -> str:
+    return f"agent {spec.site}"
+
+
+def _end(name: str) -> None:
+    """End an agent that somebody left behind in this cluster; the next one adopts its workers."""
+    try:
+        agent = ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return
+    ray.kill(agent, no_restart=True)
 
 
 def main() -> int:
@@ -65,7 +81,7 @@ def main() -> int:
             logging_level=logging.ERROR,
         )
         _wait_for_nodes(order["nodes"])
-        result = {"agents": create_agents(specs, order["log_dir"])}
+        result: dict[str, Any] = {"agents": create_agents(specs, order["log_dir"])}
     except (StartFailed, RayError, ConnectionError, TimeoutError) as error:
         result = {"error": str(error).strip().splitlines()[0]}
     Path(sys.argv[2]).write_text(json.dumps(result))

@@ -77,6 +77,7 @@ class Driver:
         secret: str,
         metrics: Metrics,
         needed: frozenset[str],
+        sites: Sequence[str] = (),
         record: Record | None = None,
         finished: Callable[[Summary], None] = lambda summary: None,
         watchers: Sequence[Watcher] = (),
@@ -86,7 +87,7 @@ class Driver:
         self.model = model
         self.tokenizer = tokenizer
         self.machine = Machine(config, stop_watch)
-        self.members = Members(needed)
+        self.members = Members(needed, sites)
         self.channels: dict[str, WorkerChannel] = {}  # of every member
         self._addresses = addresses
         self._secret = secret
@@ -133,7 +134,7 @@ class Driver:
         return f"{self.config.gateway}-{self._ids:08d}"
 
     def status(self) -> dict[str, Any]:
-        """Workers, links and requests as they are now."""
+        """Sites, workers, links and requests as they are now."""
         world = self.machine.ctx.world
         return {
             "model": self.model.name,
@@ -141,6 +142,10 @@ class Driver:
             "ready": self.ready() is None,
             "why_not": self.ready(),
             "requests": {"open": len(self.machine.requests), "queued": self.machine.queued},
+            "sites": [
+                {"name": site, "state": self.members.site_state(site)}
+                for site in self.members.sites
+            ],
             "workers": [self._worker_status(name) for name in sorted(self.members.by_name)],
             "links": [self._link_status(ends) for ends in sorted(world.links)],
             "counts": dict(sorted(self.machine.ctx.counts.items())),
@@ -181,6 +186,7 @@ class Driver:
         """A worker that an agent reports; harmless when it is known at this place already."""
         if not self.members.join(worker, site, pool, roles):
             self.channels[worker].place = place
+            self._tell_all(self.members.reported(worker, roles))
             return
         self.channels[worker] = WorkerChannel(
             worker,
@@ -201,6 +207,10 @@ class Driver:
         """A drained worker may have new legs again."""
         self._tell_all(self.members.revive(worker))
 
+    def stand(self, site: str, *, drained: bool) -> None:
+        """A site is to have no workers, or to have them again: for those who look."""
+        self.members.stand(site, drained=drained)
+
     def give_roles(self, worker: str, roles: frozenset[Role]) -> None:
         """New legs of this worker are of these roles."""
         self._tell_all(self.members.give_roles(worker, roles))
@@ -216,19 +226,11 @@ class Driver:
         """There is a line between two sites, and the topology says this of it."""
         self.tell(LinkTold(site_a=site_a, site_b=site_b, rtt_s=rtt_s, bytes_per_s=bytes_per_s))
 
-    def store(self, site: str, told: StoreReport, *, news: bool) -> None:
-        """A pool's store has told of itself, and what it holds is `news`, or is not."""
+    def store(self, site: str, told: StoreReport, news: StoreHolds | None) -> None:
+        """A pool's store has told of itself; None: it holds what it held before."""
         self._metrics.store(site, told.pool, told.account)
-        if news:
-            self.tell(
-                StoreHolds(
-                    site=site,
-                    pool=told.pool,
-                    whole=told.whole,
-                    added=told.added,
-                    removed=told.removed,
-                )
-            )
+        if news is not None:
+            self.tell(news)
 
     async def close(self) -> None:
         """Cancel every request, deliver the last stops, close the channels."""

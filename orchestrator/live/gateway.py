@@ -5,6 +5,7 @@ import json
 import logging
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -25,17 +26,19 @@ from orchestrator.live.openai.border.door import Door
 from orchestrator.live.openai.service import ModelCard, Tokenizer
 from orchestrator.live.openai.text import StopWatch
 from orchestrator.live.openai.vocabulary import Vocabulary
+from orchestrator.live.orders import Orders
 from orchestrator.live.page.requests import Recent
 from orchestrator.live.page.state import LiveState
 from orchestrator.live.replanner import Replanner
 from orchestrator.live.roster import Roster, expected_workers
+from orchestrator.live.startable import site_tls
 from orchestrator.live.tracing import open_traces
 from orchestrator.membership.reports import LeaseRefused
 from orchestrator.metrics.exposition import Metrics
 from orchestrator.topology.core import core_config
 from orchestrator.topology.schema import Topology
 from transport.emulator.control import LineError
-from transport.tls import TlsContexts, TlsError, load_contexts
+from transport.tls import TlsContexts
 from workers.api.wire import WireError
 from workers.service.app import BearerOnly, answer, read_body
 from workers.service.front import Front, listen
@@ -83,17 +86,13 @@ def one_line(error: Exception) -> str:
 
 def gateway_tls(topology: Topology) -> TlsContexts | None:
     """The gateway's own, which is its site's. Raises UserError."""
-    tls, site = topology.security.tls, topology.gateway.site
-    if tls is None:
-        return None
-    try:
-        return load_contexts(tls.files(site), site, topology.sites)
-    except TlsError as error:
-        raise UserError(f"security.tls: {error}") from error
+    return site_tls(topology, topology.gateway.site)
 
 
-def take_port(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """The gateway's listening socket. Raises UserError when the port is taken.
+def take_port(
+    host: str, port: int, *, shared: bool = False, key: str = "gateway.port"
+) -> socket.socket:
+    """A listening socket of the gateway's. Raises UserError, which names `key`, when it is taken.
 
     `shared`: not if by others of this user who share it too. The kernel gives each new connection
     to one of them.
@@ -104,7 +103,7 @@ def take_port(host: str, port: int, *, shared: bool = False) -> socket.socket:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(
-            f"gateway.port: cannot listen on {host}:{port}: {reason}; "
+            f"{key}: cannot listen on {host}:{port}: {reason}; "
             "stop what uses it or give another port"
         ) from error
     # Connections inherit it. The kernel's own would grow to megabytes for a client that reads
@@ -117,6 +116,7 @@ class Gateway:
     """One gateway: built inside its event loop, runs until it is told to stop.
 
     `name`: one that no other gateway has, nor had. `replanner` None: roles stay what they are.
+    `replaces`: it takes the place of one that served, so it waits for some worker and not for all.
     """
 
     def __init__(
@@ -132,7 +132,9 @@ class Gateway:
         record: Record | None = None,
         replanner: Replanner | None = None,
         tls: TlsContexts | None = None,
+        replaces: bool = False,
     ) -> None:
+        self._replaces = replaces
         registry = CollectorRegistry()
         metrics = Metrics(registry, card.name)
         # Where several share a port: whose figures these are.
@@ -149,7 +151,8 @@ class Gateway:
             addresses=directory,
             secret=secret,
             metrics=metrics,
-            needed=expected_workers(topology),
+            needed=frozenset() if replaces else expected_workers(topology),
+            sites=tuple(topology.sites),
             record=record,
             watchers=(metrics, recent, *([] if self._traces is None else [self._traces])),
             finished=(lambda summary: None) if replanner is None else replanner.ended,
@@ -162,7 +165,6 @@ class Gateway:
             self.driver.members,
             recent,
             model=card.name,
-            sites=tuple(topology.sites),
         )
         for link in topology.links:
             a, b = link.between
@@ -173,6 +175,7 @@ class Gateway:
             self.driver,
             metrics=metrics,
             live=lambda: state.describe(self.driver.ready(), clock()),
+            order=Orders(self.driver.members, self.roster).take,
             door=door,
             cors=topology.gateway.cors,
         )
@@ -190,7 +193,7 @@ class Gateway:
         fronts = ((self._new_front(), public), (self._internal, internal))
         serving = [asyncio.create_task(front.serve(sockets=[sock])) for front, sock in fronts]
         # They never end but by a failure.
-        endless = [asyncio.create_task(self.roster.watch())]
+        endless: list[asyncio.Task[None]] = [asyncio.create_task(self.roster.watch())]
         if self._replanner is not None:
             endless.append(asyncio.create_task(self._replanner.run(self.driver)))
         stopping = asyncio.create_task(stop.wait())
@@ -200,7 +203,8 @@ class Gateway:
                 if task.done():
                     await task
         finally:
-            for task in (*endless, stopping):
+            stopping.cancel()
+            for task in endless:
                 task.cancel()
             await asyncio.gather(*endless, return_exceptions=True)
             await self.driver.close()
@@ -220,15 +224,31 @@ class Gateway:
         front.should_exit = True
         await serving
 
-    async def ready(self, timeout_s: float) -> str | None:
-        """Wait until requests can be served; what is missing when that takes too long."""
-        deadline = time.monotonic() + timeout_s
+    async def ready(
+        self,
+        timeout_s: float | None,
+        running: "asyncio.Task[None]",
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> str | None:
+        """Wait until requests can be served; what is missing when that takes too long.
+
+        `running` is the task of `run`: what that failed of is raised. Without a `timeout_s` it
+        waits for ever, and `tell` hears what for.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        told: str | None = None
         while (missing := self.driver.ready()) is not None:
-            failed = self.roster.failures()
+            if running.done():
+                await running
+                return "the gateway ended before it served"
+            failed = {} if self._replaces else self.roster.failures()
             if failed:
-                return "; ".join(f"worker {name}: {why}" for name, why in failed.items())
-            if time.monotonic() > deadline:
+                missing = "; ".join(f"worker {name}: {why}" for name, why in failed.items())
+            if deadline is not None and (failed or time.monotonic() > deadline):
                 return missing
+            if missing != told:
+                told = missing
+                tell(missing)
             await asyncio.sleep(READY_CHECK_S)
         return None
 
@@ -238,13 +258,13 @@ def _internal_app(roster: Roster, secret: str) -> Starlette:
 
     async def lease(request: Request) -> Response:
         try:
-            known = await roster.renew(await read_body(request))
+            told = await roster.renew(await read_body(request))
         except (LeaseRefused, WireError) as error:
             return answer({"error": str(error)}, 400)
         except LineError as error:
             log.error("line", extra={"reason": str(error)})
             return answer({"error": str(error)}, 503)
-        return answer({"renewed": True, "stores": known})
+        return answer({"renewed": True} | told)
 
     return Starlette(
         routes=[Route("/internal/lease", lease, methods=["POST"])],

@@ -33,7 +33,7 @@ from orchestrator.live.gateway import (
     take_port,
 )
 from orchestrator.live.openai.border.keys import read_door
-from orchestrator.live.site_workers import HOST
+from orchestrator.live.startable import agent_sites, agents_host
 from orchestrator.topology.schema import Topology
 from transport.emulator.control import LineControl, LineError
 from workers.service.config import SECRET_ENV
@@ -52,7 +52,8 @@ class Order:
     """What a gateway is told: it is number `number` of its deployment, from 1, and called `name`.
 
     `model` is the model's directory, `internal` the port on which agents report, `emulator` the
-    control port of the emulated line, if there is one, `log` a file.
+    control port of the emulated line, if there is one, `log` a file. `replaces`: its place was
+    served by another before.
     """
 
     topology: Topology
@@ -62,6 +63,7 @@ class Order:
     internal: int
     emulator: int | None
     log: Path | None
+    replaces: bool = False
 
     @property
     def own_port(self) -> int:
@@ -78,6 +80,7 @@ class Order:
             "internal": self.internal,
             "emulator": self.emulator,
             "log": None if self.log is None else str(self.log),
+            "replaces": self.replaces,
         }
         return json.dumps(body).encode() + b"\n"
 
@@ -93,6 +96,7 @@ class Order:
             internal=body["internal"],
             emulator=body["emulator"],
             log=None if body["log"] is None else Path(body["log"]),
+            replaces=body["replaces"],
         )
 
 
@@ -111,14 +115,15 @@ async def serve(order: Order, stop: asyncio.Event) -> None:
         secret=os.environ[SECRET_ENV],
         door=read_door(topology.security),
         tls=gateway_tls(topology),
+        replaces=order.replaces,
     )
     with (
-        contextlib.closing(listen(HOST, order.internal)) as internal,
+        contextlib.closing(listen(agents_host(topology), order.internal)) as internal,
         contextlib.closing(take_port(host, order.own_port)) as own,
     ):
         running = [asyncio.create_task(gateway.run(own, internal, stop))]
         try:
-            problem = await gateway.ready(READY_S)
+            problem = await gateway.ready(None if agent_sites(topology) else READY_S, running[0])
             if problem is not None:
                 raise Unready(problem)
             # Not before: of those who connect to the port of all, some come to this process.

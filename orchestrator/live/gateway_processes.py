@@ -12,11 +12,12 @@ from pathlib import Path
 from orchestrator.live.driver import new_gateway_name
 from orchestrator.live.gateway import take_port
 from orchestrator.live.gateway_process import Order
-from orchestrator.live.launch import ROOT, LaunchFailed, end_process
+from orchestrator.live.processes import ROOT, LaunchFailed, end_process
 from orchestrator.topology.schema import Topology
 from workers.service.config import SECRET_ENV
 
 AGAIN_S = 1.0  # before another takes the place of one that ended
+UP_S = 180.0  # for all to serve: to load a tokenizer, and hear every worker
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,16 @@ class GatewayProcesses:
 
     async def up(self) -> None:
         """Return when all of them serve. Raises LaunchFailed."""
-        await asyncio.gather(*(place.serving for place in self._places))
+        try:
+            async with asyncio.timeout(UP_S):
+                await asyncio.gather(*(place.serving for place in self._places))
+        except TimeoutError:
+            raise LaunchFailed(f"the gateways do not serve within {UP_S:g} s") from None
+
+    def follow(self, topology: Topology) -> None:
+        """The next process of each place is to know this topology; those that run need not."""
+        for place in self._places:
+            place.order = replace(place.order, topology=topology)
 
     async def watch(self) -> None:
         """Return when some place is kept no longer, which is never but by a defect."""
@@ -91,7 +101,7 @@ class _Place:
     """
 
     def __init__(self, order: Order, environment: dict[str, str], tell: Tell) -> None:
-        self._order = order
+        self.order = order
         self._environment = environment
         self._tell = tell
         self._process: asyncio.subprocess.Process | None = None
@@ -103,16 +113,22 @@ class _Place:
         self.keeping.cancel()
         self.serving.cancel()
         await asyncio.gather(self.keeping, self.serving, return_exceptions=True)
+        await self._end_process()
+
+    async def _end_process(self) -> None:
         if self._process is not None:
             await end_process(self._process)
 
     async def _keep(self) -> None:
-        number = self._order.number
+        number = self.order.number
         while True:
             try:
                 reason = await self._live()
             except OSError as error:  # no process could be started, or it ended at once
                 reason = str(error)
+            except ValueError as error:  # it says what no gateway says
+                reason = f"not understood: {error}"
+                await self._end_process()
             if not self.serving.done():
                 self.serving.set_exception(LaunchFailed(f"gateway {number}: {reason}"))
                 return
@@ -122,7 +138,11 @@ class _Place:
 
     async def _live(self) -> str:
         """One process, from its start to its end: why it ended."""
-        order = replace(self._order, name=f"{new_gateway_name()}-{self._order.number}")
+        order = replace(
+            self.order,
+            name=f"{new_gateway_name()}-{self.order.number}",
+            replaces=self.serving.done(),
+        )
         process = self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "orchestrator.live.gateway_process"),
             env=self._environment,

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 
 from transport.tls import refusal, site_hostname
+from workers.service.config import SECRET_ENV
 
+WRONG_SECRET = f"refused: {SECRET_ENV} here is not the gateway's"
 LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=60)
 
 
@@ -36,6 +38,15 @@ def reason(error: httpx.HTTPError) -> str:
     """Why a request failed, in few words; a refusal of TLS in full."""
     refused = refusal(error)
     return type(error).__name__ if refused is None else str(refused)
+
+
+def why_refused(error: Exception) -> str:
+    """Why an agent's report was not taken, in one line for people."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return f"{type(error).__name__}: {error}"
+    if error.response.status_code == httpx.codes.UNAUTHORIZED:
+        return WRONG_SECRET
+    return f"{error.response.status_code}: {error.response.text[:200]}"
 
 
 class _SiteTransport(httpx.AsyncHTTPTransport):

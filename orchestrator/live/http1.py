@@ -15,6 +15,7 @@ from httptools import HttpParserError, HttpResponseParser
 from transport.tls import OneConnection, TlsRefused, site_hostname
 
 KEPT_S = 60.0  # below the server's patience: a connection is not used when it may be closing
+MAX_ANSWER_BYTES = 1 << 20  # to a post; workers answer in a few words
 
 
 class NoAnswer(Exception):
@@ -48,23 +49,28 @@ class Client:
         self._site = site
         self._tls = tls
         self._authorization = f"authorization: Bearer {secret}\r\n"
-        self._idle: dict[str, list[_Connection]] = {}  # by host and port, the last used last
+        self.idle: dict[str, list[_Connection]] = {}  # by host and port, the last used last
         self._loop = asyncio.get_running_loop()
 
     async def post(self, url: str, body: bytes, *, timeout_s: float) -> tuple[int, bytes]:
-        """The answer's status and body. Raises NoAnswer; Silent after `timeout_s` of silence."""
-        parts: list[bytes] = []
+        """The answer's status and body. Raises NoAnswer; Silent when not whole in `timeout_s`."""
+        whole = bytearray()
+
+        def take(part: bytes) -> None:
+            whole.extend(part)
+            if len(whole) > MAX_ANSWER_BYTES:
+                raise NoAnswer(f"an answer longer than {MAX_ANSWER_BYTES} bytes")
+
         address, target = _split(url)
         connection = self._kept(address) or await self._connect(address, timeout_s)
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         request = self._head("POST", address, target) + head.encode() + body
-        status = await connection.ask(request, parts.append, timeout_s)
+        status = await connection.ask(request, take, timeout_s, endless=False)
         if connection.kept:
-            connection.kept_until = self._loop.time() + KEPT_S
-            self._idle.setdefault(address, []).append(connection)
+            self._keep(address, connection)
         else:
             connection.abort()
-        return status, b"".join(parts)
+        return status, bytes(whole)
 
     async def follow(self, url: str, take: Take, *, connect_s: float, silence_s: float) -> None:
         """Read an answer of status 200 to its end. Raises NoAnswer, and what `take` raises."""
@@ -78,7 +84,7 @@ class Client:
             take(part)
 
         try:
-            status = await connection.ask(request, take_good, silence_s)
+            status = await connection.ask(request, take_good, silence_s, endless=True)
         finally:
             connection.abort()
         if status != 200:
@@ -86,18 +92,25 @@ class Client:
 
     def close(self) -> None:
         """Close the connections that are kept; what is under way ends with its task."""
-        for connections in self._idle.values():
+        for connections in self.idle.values():
             for connection in connections:
                 connection.abort()
-        self._idle.clear()
+        self.idle.clear()
+
+    def _keep(self, address: str, connection: "_Connection") -> None:
+        """For the next post. Those that have waited too long, or were closed, go."""
+        now = self._loop.time()
+        kept = [other for other in self.idle.get(address, []) if other.usable(now)]
+        connection.kept_until = now + KEPT_S
+        self.idle[address] = [*kept, connection]
 
     def _kept(self, address: str) -> "_Connection | None":
-        connections = self._idle.get(address, [])
+        connections = self.idle.get(address, [])
         while connections:
             connection = connections.pop()
-            if connection.kept and connection.kept_until > self._loop.time():
+            if connection.usable(self._loop.time()):
                 return connection
-            connection.abort()
+        self.idle.pop(address, None)
         return None
 
     async def _connect(self, address: str, timeout_s: float) -> "_Connection":
@@ -135,7 +148,8 @@ class _Connection(asyncio.Protocol):
         self.status = 0  # of the answer under way, once its head is there
         self._delimited = False  # the answer says where it ends; else the connection's end does
         self._heard_at = 0.0
-        self._silence_s = 0.0
+        self._patience_s = 0.0
+        self._endless = False
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.kept_until = 0.0
@@ -145,18 +159,27 @@ class _Connection(asyncio.Protocol):
         """Whether another request may be sent."""
         return not self._closed and self._answered is None
 
-    async def ask(self, request: bytes, take: Take, silence_s: float) -> int:
+    def usable(self, now: float) -> bool:
+        """Whether one that waits may still be used; else it is closed."""
+        if self.kept and self.kept_until > now:
+            return True
+        self.abort()
+        return False
+
+    async def ask(self, request: bytes, take: Take, patience_s: float, *, endless: bool) -> int:
         """Send a request; the status of its answer once all of that was taken.
 
-        Raises NoAnswer, and what `take` raises; the connection is of no use afterwards.
+        The answer must be whole within `patience_s`; if it is `endless`, each word of it within
+        `patience_s` of the one before. Raises NoAnswer, and what `take` raises; the connection is
+        of no use afterwards.
         """
         if self._closed or self._transport is None:
             raise NoAnswer("connection lost")
         answered: asyncio.Future[int] = self._loop.create_future()
         self._answered = answered
-        self._take, self._silence_s = take, silence_s
+        self._take, self._patience_s, self._endless = take, patience_s, endless
         self._heard_at = self._loop.time()
-        self._timer = self._loop.call_later(silence_s, self._look)
+        self._timer = self._loop.call_later(patience_s, self._look)
         self._transport.write(request)
         try:
             return await answered
@@ -173,11 +196,13 @@ class _Connection(asyncio.Protocol):
 
     def _look(self) -> None:
         """Silent for too long? The timer is not set again at every word."""
-        left = self._heard_at + self._silence_s - self._loop.time()
+        left = self._heard_at + self._patience_s - self._loop.time()
         if left > 0:
             self._timer = self._loop.call_later(left, self._look)
+        elif self._endless:
+            self._fail(Silent(f"silent for {self._patience_s:g} s"))
         else:
-            self._fail(Silent(f"silent for {self._silence_s:g} s"))
+            self._fail(Silent(f"no whole answer within {self._patience_s:g} s"))
 
     def _fail(self, error: Exception) -> None:
         if self._answered is not None and not self._answered.done():
@@ -192,7 +217,8 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
-        self._heard_at = self._loop.time()
+        if self._endless:
+            self._heard_at = self._loop.time()
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:

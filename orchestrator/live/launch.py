@@ -1,57 +1,55 @@
-"""Brings up what `launch: local` sites need on this machine: Ray nodes, the line, the agents."""
+"""Brings up what sites need on this machine: Ray nodes, the line between them, the agents."""
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import logging
-import os
-import secrets
 import shutil
-import signal
 import socket
 import ssl
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from orchestrator.live.agent import SiteSpec, free_port
+from orchestrator.errors import UserError
+from orchestrator.live.agent import WORKERS, SiteSpec, free_port
 from orchestrator.live.directory import Directory
-from orchestrator.live.http import base_url, site_client
-from orchestrator.live.site_workers import AS_POOLED, HOST, Roles, store_configs, worker_configs
+from orchestrator.live.http import base_url, reason, site_client
+from orchestrator.live.processes import LaunchFailed, end_process
+from orchestrator.live.ray_cluster import PORTS as RAY_PORTS
+from orchestrator.live.ray_cluster import TWO_NODES_HOST, RayCluster
+from orchestrator.live.site_workers import (
+    AS_POOLED,
+    HOST,
+    Roles,
+    store_configs,
+    worker_configs,
+    worker_start_s,
+)
 from orchestrator.membership.reports import WorkerState
 from orchestrator.topology.schema import Topology
 from orchestrator.topology.units import show_rate
 from transport.emulator.control import LineControl, LineError, start_emulator
 from transport.tls import refusal
-from workers.service.config import SECRET_ENV
 
-ROOT = Path(__file__).parents[2]
-# Ray turns 127.0.0.1 into an address that others can reach; this one it leaves on the loopback.
-RAY_HOST = "127.0.0.2" if sys.platform == "linux" else HOST
-OBJECT_STORE_BYTES = 100 * 1024 * 1024
-WORKERS_PER_CPU = 10  # as many as `ray_site.WORKER_CPUS` lets into one of Ray's CPUs
-HELPER = "helper"
 POLL_S = 0.5
-STOP_S = 15.0
+AGENT_S = 10.0  # an agent may be about to place workers
+STOP_CHECK_S = 0.1
+OTHERS_START_S = 120.0  # Ray, the line, the agents
+STORES_S = 12.0  # for sites whose stores write what waits
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 
 
-class LaunchFailed(Exception):
-    """The deployment did not come up; one line naming the cause."""
-
-
 class Deployment:
-    """The local sites of a topology. `start` may fail anywhere: `stop` cleans up what there is.
+    """Sites that start here: those with `launch: local`, or the one that is named as `site`. With
+    `joined`, a Ray cluster's "host:port", its agent is put there and no node is started.
 
+    `start` may fail anywhere: `stop` cleans up what there is.
     `model` is what workers load: a name from the catalogue or a directory. `gateways` are the
     "host:port" where each gateway hears agents, `tls` what they are dialled with. `agents` holds
     the agents' addresses by site, `line` the control of the emulated line, `failed` is done when
@@ -68,8 +66,10 @@ class Deployment:
         roles: Roles = AS_POOLED,
         tls: ssl.SSLContext | None = None,
         progress: Progress,
+        site: str | None = None,
+        joined: str | None = None,
         log_dir: Path | None = None,
-        start_s: float = 300.0,
+        start_s: float | None = None,
     ) -> None:
         self._topology = topology
         self._model = model
@@ -78,13 +78,16 @@ class Deployment:
         self._roles = roles
         self._tls = tls
         self._progress = progress
-        self._start_s = start_s
-        self._sites = [name for name, site in topology.sites.items() if site.launch == "local"]
+        local = [name for name, place in topology.sites.items() if place.launch == "local"]
+        self._sites = local if site is None else [site]
+        workers_s = max((worker_start_s(topology, name) for name in self._sites), default=0.0)
+        self._start_s = workers_s + OTHERS_START_S if start_s is None else start_s
+        self._joined = joined
         self._scratch = Path()  # made by `start`
+        self._specs: dict[str, SiteSpec] = {}
         self._log_dir = None if log_dir is None else log_dir.resolve()
-        self._supervisor: asyncio.subprocess.Process | None = None
+        self._ray: RayCluster | None = None
         self._emulator: asyncio.subprocess.Process | None = None
-        self._helped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching: list[asyncio.Task[None]] = []
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.agents: dict[str, str] = {}
@@ -111,17 +114,40 @@ class Deployment:
             raise
 
     async def stop(self) -> None:
-        """End every process of the deployment and wait for that; harmless when repeated."""
+        """End every process of the deployment and wait for that; harmless when repeated.
+
+        Only stores have something to save: sites with stores are let end by themselves first, as
+        are those on nodes that are not ours.
+        """
         for task in self._watching:
             task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STORES_S):
+                await asyncio.gather(*map(self._end_agent, filter(self._ends, self.agents)))
         if self.line is not None:
             await self.line.close()
             self.line = None
-        for process in (self._supervisor, self._emulator):
-            if process is not None:
-                await end_process(process)
+        if self._ray is not None:
+            await self._ray.stop()
+        if self._emulator is not None:
+            await end_process(self._emulator)
         if self._scratch.name:
             shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _ends(self, site: str) -> bool:
+        """Whether a site must end by itself: it has something to save, or its nodes stay."""
+        pools = self._topology.sites[site].pools.values()
+        return self._joined is not None or any(pool.kv_store is not None for pool in pools)
+
+    async def _end_agent(self, site: str) -> None:
+        """Let a site end in order, and wait for that."""
+        async with site_client(site, self._secret, self._tls, timeout_s=STORES_S) as http:
+            agent = base_url(self.agents[site], self._tls)
+            with contextlib.suppress(httpx.HTTPError):  # it has ended
+                await http.post(f"{agent}/stop")
+                while True:
+                    await http.get(f"{agent}/inventory")
+                    await asyncio.sleep(STOP_CHECK_S)
 
     @property
     def emulator_port(self) -> int | None:
@@ -140,10 +166,48 @@ class Deployment:
             inventory: dict[str, Any] = answered.json()
             return inventory
 
+    async def follow(self, topology: Topology, roles: Roles) -> None:
+        """Let the sites have the workers that a changed topology asks for, while they serve.
+
+        Raises UserError when a site cannot, and then none does.
+        """
+        before = self._topology, self._roles
+        told: list[str] = []
+        try:
+            for site in self._sites:
+                told.append(site)  # one that did not answer may have heard
+                await self._tell_workers(site, topology, roles)
+        except UserError:
+            for site in told:
+                try:
+                    await self._tell_workers(site, *before)
+                except UserError as error:  # the first cause is what is told
+                    log.error("not taken back", extra={"site": site, "reason": str(error)})
+            raise
+        self._topology, self._roles = topology, roles
+
+    async def _tell_workers(self, site: str, topology: Topology, roles: Roles) -> None:
+        workers = worker_configs(topology, site, self._model, roles, self._specs[site].stores)
+        url = f"{base_url(self.agents[site], self._tls)}/workers"
+        body = WORKERS.dump_json(workers)
+        try:
+            async with site_client(site, self._secret, self._tls, timeout_s=AGENT_S) as http:
+                answered = await http.post(url, content=body)
+        except httpx.HTTPError as error:
+            raise UserError(f"sites.{site}: its agent is away ({reason(error)})") from error
+        if answered.status_code == httpx.codes.CONFLICT:
+            raise UserError(f"sites.{site}: {answered.json()['error']}")
+        if answered.status_code != httpx.codes.OK:
+            raise UserError(f"sites.{site}: its agent answers {answered.status_code}")
+
     # ------------------------------------------------------------ starting
 
     async def _start_line(self) -> None:
-        links = [link for link in self._topology.links if link.emulate]
+        links = [
+            link
+            for link in self._topology.links
+            if link.emulate and set(link.between) <= set(self._sites)
+        ]
         if not links:
             return
         for link in links:
@@ -165,20 +229,29 @@ class Deployment:
 
     async def _start_sites(self) -> None:
         count = len(self._sites)
-        self._progress(f"starting ray ({count} node{'s' if count > 1 else ''})")
+        nodes = f"starting ray ({count} node{'s' if count > 1 else ''})"
+        self._progress(nodes if self._joined is None else f"joining ray at {self._joined}")
         pools = [p for site in self._sites for p in self._topology.sites[site].pools.values()]
-        stores = sum(pool.kv_pool is not None for pool in pools)
-        ports = iter(_free_ports(3 + count + stores))
-        address = f"{RAY_HOST}:{next(ports)}"
-        environment = self._environment(address)
+        stores = sum(pool.kv_store is not None for pool in pools)
+        ports = iter(_free_ports(RAY_PORTS + count + stores))
         specs = [await self._spec(site, ports) for site in self._sites]
-        await self._start_supervisor()
-        self._start_nodes(address, specs, environment, dashboard=next(ports), client=next(ports))
-        await self._create_agents(address, specs, environment)
+        self._specs = {spec.site: spec for spec in specs}
+        self._ray = RayCluster(
+            specs,
+            ports,
+            scratch=self._scratch,
+            logs=self._logs,
+            secret=self._secret,
+            tell=self._progress,
+            joined=self._joined,
+        )
+        self._watching.append(asyncio.create_task(self._watch_ray(self._ray)))
+        self.agents = await self._ray.start()
         await self._until_up()
 
     async def _spec(self, site: str, ports: Iterator[int]) -> SiteSpec:
         home, tls = self._topology.gateway.site, self._topology.security.tls
+        place = self._topology.sites[site]
         seen = [
             await self.directory.seen(gateway, home, site, "control") for gateway in self._gateways
         ]
@@ -192,125 +265,23 @@ class Deployment:
             stores=stores,
             gateways=tuple(base_url(gateway, self._tls) for gateway in seen),
             gateway_site=home,
-            host=HOST,
-            port=next(ports),
+            host=place.host or HOST,
+            port=next(ports) if place.port_range is None else place.port_range[0],
+            start_s=worker_start_s(self._topology, site),
             tls=None if tls is None else tls.files(site),
             sites=tuple(self._topology.sites),
+            kept=None if self._joined else self._scratch / f"workers-{site}.json",
         )
-
-    def _environment(self, address: str) -> dict[str, str]:
-        path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {
-            "PYTHONPATH": os.pathsep.join(path),
-            SECRET_ENV: self._secret,
-            "OMP_NUM_THREADS": "1",
-            "RAY_ADDRESS": address,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "RAY_BACKEND_LOG_LEVEL": "warning",
-            "RAY_prestart_worker_first_driver": "0",
-            "RAY_worker_niceness": "0",  # by default Ray's workers give way to everything else
-            # Two nodes on one machine would each count the other's memory as their own.
-            "RAY_memory_monitor_refresh_ms": "0",
-        }
-
-    async def _start_supervisor(self) -> None:
-        self._supervisor = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "orchestrator.live.supervisor",
-            str(self._scratch),
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches the gateway, which ends things in order
-        )
-        self._watching.append(asyncio.create_task(self._watch_supervisor(self._supervisor)))
 
     async def _watch_emulator(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
         if not self.failed.done():
             self.failed.set_result(f"the emulated line ended (code {code})")
 
-    async def _watch_supervisor(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        async for line in process.stdout:
-            ended = json.loads(line)
-            name, code = ended["exited"], ended["code"]
-            if name == HELPER:
-                self._helped.set_result(None)
-            elif not self.failed.done():
-                tail = _tail(self._logs / f"{name}.log")
-                self.failed.set_result(f"{name} ended (code {code}): {tail}")
+    async def _watch_ray(self, ray: RayCluster) -> None:
+        why = await asyncio.shield(ray.failed)
         if not self.failed.done():
-            self.failed.set_result("the supervisor ended")
-
-    def _start_nodes(
-        self,
-        address: str,
-        specs: list[SiteSpec],
-        environment: dict[str, str],
-        *,
-        dashboard: int,
-        client: int,
-    ) -> None:
-        head = [
-            *("--head", "--port", address.rsplit(":", 1)[1], "--no-monitor"),
-            *("--include-dashboard", "false", "--dashboard-port", str(dashboard)),
-        ]
-        if find_spec("grpc") is not None:
-            # Where gRPC is installed Ray opens its client's port, else at one fixed number.
-            head += ["--ray-client-server-port", str(client)]
-        member = ["--address", address]
-        for number, spec in enumerate(specs):
-            cpus = -(-(len(spec.workers) + len(spec.stores)) // WORKERS_PER_CPU) or 1
-            argv = [
-                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
-                *(member if number else head),
-                *("--node-ip-address", RAY_HOST, "--temp-dir", str(self._scratch / "ray")),
-                *("--labels", f"site={spec.site}", "--num-cpus", str(cpus), "--num-gpus", "0"),
-                *("--object-store-memory", str(OBJECT_STORE_BYTES)),
-                *("--min-worker-port", "0", "--max-worker-port", "0"),
-                *("--dashboard-agent-listen-port", "0", "--dashboard-agent-grpc-port", "0"),
-                *("--metrics-export-port", "0", "--include-log-monitor", "false"),
-                "--disable-usage-stats",
-            ]
-            self._command(f"ray-{spec.site}", argv, environment)
-
-    def _command(self, name: str, argv: list[str], environment: dict[str, str]) -> None:
-        assert self._supervisor is not None
-        assert self._supervisor.stdin is not None
-        log_file = str(self._logs / f"{name}.log")
-        command = {"start": name, "argv": argv, "env": environment, "log": log_file}
-        self._supervisor.stdin.write(json.dumps(command).encode() + b"\n")
-
-    async def _create_agents(
-        self, address: str, specs: list[SiteSpec], environment: dict[str, str]
-    ) -> None:
-        """Let the helper do it: it waits for the nodes itself. Raises LaunchFailed."""
-        order, result = self._scratch / "order.json", self._scratch / "agents.json"
-        content = {
-            "address": address,
-            "nodes": len(specs),
-            "log_dir": str(self._logs),
-            "sites": [dataclasses.asdict(spec) for spec in specs],
-        }
-        order.write_text(json.dumps(content, default=str))  # paths are text in it
-        argv = [sys.executable, "-m", "orchestrator.live.create_agents", str(order), str(result)]
-        self._command(HELPER, argv, environment)
-        await asyncio.wait((self._helped, self.failed), return_when=asyncio.FIRST_COMPLETED)
-        if self.failed.done():
-            raise LaunchFailed(self.failed.result())
-        if not result.exists():
-            raise LaunchFailed(
-                f"the agents were not created: {_tail(self._logs / f'{HELPER}.log')}"
-            )
-        answer = json.loads(result.read_bytes())
-        if "error" in answer:
-            raise LaunchFailed(answer["error"])
-        self.agents = answer["agents"]
+            self.failed.set_result(why)
 
     async def _until_up(self) -> None:
         """Tell how the workers come along until all are up. Raises LaunchFailed."""
@@ -345,35 +316,12 @@ class Deployment:
             self._progress(f"worker {name}: {text}")
 
 
-async def end_process(process: asyncio.subprocess.Process) -> None:
-    """Close its standard input, which it takes as the end; then insist. Harmless when it ended."""
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        async with asyncio.timeout(STOP_S):
-            await process.wait()
-    except TimeoutError:
-        log.warning("killed", extra={"pid": process.pid})
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGKILL)
-        await process.wait()
-
-
 def _free_ports(count: int) -> list[int]:
     """Distinct ports that nobody listens on now, on the hosts used here."""
     ports: set[int] = set()
     while len(ports) < count:
         port = free_port(HOST, ports)
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((RAY_HOST, port))
+            probe.bind((TWO_NODES_HOST, port))
             ports.add(port)
     return list(ports)
-
-
-def _tail(path: Path) -> str:
-    """The last line of a log that says something."""
-    try:
-        lines = path.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return "it left no log"
-    return lines[-1].strip() if lines else "it said nothing"

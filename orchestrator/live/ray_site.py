@@ -21,11 +21,13 @@ from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig
 from workers.service.logs import log_to
 from workers.service.process import WorkerProcess
 from workers.storage.process import StoreProcess, StoreProcessConfig
+from workers.tiers.store import CLOSE_S
 
 NAMESPACE = "pdd"
 LABEL = "site"
 # Of a node's CPUs, as Ray counts them: a share for placement's sake, not a limit.
 WORKER_CPUS = 0.1
+STORE_STOP_S = CLOSE_S + 3.0  # what it gives itself, and a block that is being written
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,8 @@ class RayHandle:
         self._actor = actor
 
     async def describe(self) -> Description:
-        return await _answered(self._actor.describe.remote())
+        described: Description = await _answered(self._actor.describe.remote())
+        return described
 
     async def drain(self) -> None:
         await _answered(self._actor.drain.remote())
@@ -132,6 +135,10 @@ class RayPlacer:
             actor = ray.get_actor(_store_name(name), namespace=NAMESPACE)
         except ValueError:
             return  # it is gone already
+        try:
+            ray.get(actor.stop.remote(), timeout=STORE_STOP_S)
+        except RayError as error:
+            log.warning("store not stopped in order", extra={"reason": str(error)})
         ray.kill(actor, no_restart=True)
 
 
@@ -183,7 +190,6 @@ class WorkerActor:
             phase = Phase.ENDED
         config = self._config
         return Description(
-            roles=config.roles,
             http=f"{config.host}:{config.http_port}",
             kv=f"{config.host}:{config.kv_port}",
             phase=phase,
@@ -206,7 +212,13 @@ class StoreActor:
         keep_freed_memory()
         self._process = StoreProcess(config)
         _on_sigterm(self._process.stop)
-        threading.Thread(target=self._run, name="store-life", daemon=True).start()
+        self._life = threading.Thread(target=self._run, name="store-life", daemon=True)
+        self._life.start()
+
+    def stop(self) -> None:
+        """Write what waits, as far as there is time for it, and end."""
+        self._process.stop()
+        self._life.join()
 
     def _run(self) -> None:
         try:

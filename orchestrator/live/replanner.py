@@ -34,6 +34,11 @@ class Replanner:
         self._tell = tell
         self._decide = decide
 
+    def begin_anew(self, replanning: Replanning) -> None:
+        """The deployment is another, with roles that were planned for it."""
+        self._replanning = replanning
+        self._watch = Watch(replanning.base, replanning.hysteresis)
+
     def ended(self, summary: Summary) -> None:
         """A request has ended well."""
         self._window.ended(

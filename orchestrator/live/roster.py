@@ -7,7 +7,10 @@ from typing import Any
 from orchestrator.live.directory import Directory
 from orchestrator.live.driver import Driver
 from orchestrator.membership.leases import Change, Draining, Left, Present, SiteLeases
-from orchestrator.membership.reports import Report, read_report
+from orchestrator.membership.members import site_of
+from orchestrator.membership.reports import read_report
+from orchestrator.membership.standing import Standing
+from orchestrator.membership.stores import StoreVersions
 from orchestrator.topology.schema import Topology
 
 LOOK_S = 1.0
@@ -20,7 +23,7 @@ class Roster:
         self._driver = driver
         self._directory = directory
         self._leases = SiteLeases(topology.sites.keys(), topology.policy.deadlines.lease_s)
-        self._versions: dict[str, dict[str, int]] = {}  # of stores: by site, by pool
+        self._stores = StoreVersions()
         self._changing = asyncio.Lock()  # changes are carried out in their order
         self._loop = asyncio.get_running_loop()
 
@@ -28,25 +31,35 @@ class Roster:
         """Workers that their agents have given up, with the reasons."""
         return self._leases.failures()
 
-    async def renew(self, body: Any) -> dict[str, int]:
-        """Take an agent's report; the versions of its site's stores that are known then, by pool.
+    async def renew(self, body: Any) -> dict[str, Any]:
+        """Take an agent's report. What it is told: the versions of its site's stores that are known
+        then, by pool, and what is wanted of the site.
 
         Raises LeaseRefused, LineError.
         """
         report = read_report(body)
         async with self._changing:
             await self._carry_out(self._leases.renew(report, self._loop.time()))
-            return self._hear_stores(report)
+            standing = self._stand(report.site)
+            for store, news in self._stores.hear(report):
+                self._driver.store(report.site, store, news)
+            return {"stores": self._stores.of(report.site), "standing": standing.told()}
 
-    def _hear_stores(self, report: Report) -> dict[str, int]:
-        known = self._versions.setdefault(report.site, {})
-        for store in report.stores:
-            if not store.whole and store.since != known.get(store.pool):
-                continue  # another gateway's differences, or of before this one began
-            news = store.version != known.get(store.pool)
-            self._driver.store(report.site, store, news=news)
-            known[store.pool] = store.version
-        return known
+    async def drain(self, site: str, *, undo: bool) -> None:
+        """A site is to have no workers, or to have them again."""
+        async with self._changing:
+            await self._carry_out(self._leases.drain(site, undo=undo))
+            self._stand(site)
+
+    async def replace(self, worker: str) -> None:
+        """Another process is to take the place of a worker's, which ends in peace."""
+        async with self._changing:
+            await self._carry_out(self._leases.replace(site_of(worker), worker))
+
+    def _stand(self, site: str) -> Standing:
+        standing = self._leases.standing(site)
+        self._driver.stand(site, drained=standing.drained)
+        return standing
 
     async def watch(self) -> None:
         """Look after the leases for ever."""

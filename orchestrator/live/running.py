@@ -14,31 +14,44 @@ from orchestrator.live.agent import free_port
 from orchestrator.live.driver import Record, new_gateway_name
 from orchestrator.live.gateway import Gateway, gateway_tls, load_tokenizer, read_card, take_port
 from orchestrator.live.gateway_processes import GatewayProcesses, check_ports
-from orchestrator.live.launch import Deployment, LaunchFailed
+from orchestrator.live.launch import Deployment
 from orchestrator.live.openai.border.keys import read_door
+from orchestrator.live.processes import LaunchFailed
 from orchestrator.live.replanner import Replanner
-from orchestrator.live.site_workers import AS_POOLED, HOST, Roles
+from orchestrator.live.site_workers import AS_POOLED, Roles
+from orchestrator.live.startable import agent_sites, agents_addresses, agents_host
 from orchestrator.replan.watch import Replanning
 from orchestrator.topology.schema import Topology
 from workers.engines.models import ModelError, Progress, resolve_model
 from workers.service.config import SECRET_ENV
-from workers.service.front import listen
 
 READY_S = 60.0  # from the last worker up to its first word at the gateway
-MOST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     """What is up: `serving` is the gateways' task and ends only by a failure.
 
-    `model` is the name that clients ask for. `gateway` None: there are several, each a process.
+    `model` is the name that clients ask for. `gateway` None: there are several `processes`.
     """
 
     model: str
     gateway: Gateway | None
     serving: "asyncio.Task[None]"
     deployment: Deployment
+    processes: GatewayProcesses | None
+    replanner: Replanner | None
+
+    async def follow(self, topology: Topology, roles: Roles, replanning: Replanning | None) -> None:
+        """Take on a changed topology while requests are served. Raises UserError: it is as before.
+
+        Gateways learn from the agents who is there, so only those that begin later are told.
+        """
+        await self.deployment.follow(topology, roles)
+        if self.processes is not None:
+            self.processes.follow(topology)
+        if self.replanner is not None and replanning is not None:
+            self.replanner.begin_anew(replanning)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,31 +60,6 @@ class _Ports:
 
     hearing: list[int]
     sockets: tuple[socket.socket, socket.socket] | None
-
-
-def check_startable(topology: Topology) -> None:
-    """Raise UserError for what a good file may say but this machine cannot start."""
-    gateway = topology.gateway
-    if gateway.processes > 1 and topology.replan is not None:
-        raise UserError(
-            f"gateway.processes: {gateway.processes} gateways would each follow the world by roles "
-            "of their own; leave out replan, or processes"
-        )
-    if gateway.processes > 1 and gateway.port + gateway.processes > MOST_PORT:
-        raise UserError(f"gateway.port: no port above it for each of {gateway.processes} processes")
-    for site_name, site in topology.sites.items():
-        where = f"sites.{site_name}"
-        if site.launch == "agent":
-            raise UserError(
-                f"{where}.launch: agents that dial in are not supported yet; "
-                "pdd serve can only start sites with launch: local"
-            )
-        for pool_name, pool in site.pools.items():
-            if pool.engine == "torch" and pool.parallel > 1:
-                raise UserError(
-                    f"{where}.pools.{pool_name}.parallel: the torch engine runs one worker on one "
-                    f"chip, got {pool.parallel}; leave it out"
-                )
 
 
 @contextlib.asynccontextmanager
@@ -104,7 +92,7 @@ async def running(
         deployment = Deployment(
             topology,
             model=str(directory),
-            gateways=[f"{HOST}:{port}" for port in ports.hearing],
+            gateways=[f"{agents_host(topology)}:{port}" for port in ports.hearing],
             secret=secret,
             roles=roles,
             tls=None if tls is None else tls.client,
@@ -112,21 +100,25 @@ async def running(
             log_dir=log_dir,
         )
         tokenizer = await asyncio.to_thread(load_tokenizer, topology.model, directory)
+        # Sites elsewhere are started when it suits those who run them.
+        away = agent_sites(topology)
         try:
             await deployment.start()
-            gateway = None
+            if away:
+                progress(f"hearing agents at {', '.join(agents_addresses(topology))}")
+            gateway, processes = None, None
+            replanner = None if replanning is None else Replanner(replanning, tell=progress)
             if ports.sockets is None:
-                serving = _as_processes(
-                    GatewayProcesses(
-                        topology,
-                        model=directory,
-                        internal=ports.hearing,
-                        emulator=deployment.emulator_port,
-                        secret=secret,
-                        log_dir=log_dir,
-                        tell=progress,
-                    )
+                processes = GatewayProcesses(
+                    topology,
+                    model=directory,
+                    internal=ports.hearing,
+                    emulator=deployment.emulator_port,
+                    secret=secret,
+                    log_dir=log_dir,
+                    tell=progress,
                 )
+                serving = _as_processes(processes)
             else:
                 gateway = Gateway(
                     topology,
@@ -137,12 +129,19 @@ async def running(
                     secret=secret,
                     door=door,
                     record=record,
-                    replanner=None if replanning is None else Replanner(replanning, tell=progress),
+                    replanner=replanner,
                     tls=tls,
                 )
-                serving = _in_here(gateway, *ports.sockets)
+                serving = _in_here(gateway, ports.sockets, None if away else READY_S, progress)
             async with serving as task:
-                yield Running(model=card.name, gateway=gateway, serving=task, deployment=deployment)
+                yield Running(
+                    model=card.name,
+                    gateway=gateway,
+                    serving=task,
+                    deployment=deployment,
+                    processes=processes,
+                    replanner=replanner,
+                )
         finally:
             await deployment.stop()
 
@@ -150,30 +149,35 @@ async def running(
 @contextlib.contextmanager
 def _ports(topology: Topology) -> Iterator[_Ports]:
     """Taken before anything slow. Raises UserError."""
-    gateway = topology.gateway
+    gateway, agents = topology.gateway, topology.gateway.agents
+    host = agents_host(topology)
     if gateway.processes == 1:
+        port = 0 if agents is None else agents.port
         with (
             contextlib.closing(take_port(gateway.host, gateway.port)) as public,
-            contextlib.closing(listen(HOST, 0)) as internal,
+            contextlib.closing(take_port(host, port, key="gateway.agents")) as internal,
         ):
             yield _Ports(hearing=[internal.getsockname()[1]], sockets=(public, internal))
         return
     check_ports(topology)
     hearing: list[int] = []
-    for _ in range(gateway.processes):
-        hearing.append(free_port(HOST, set(hearing)))
+    for number in range(gateway.processes):
+        hearing.append(free_port(host, set(hearing)) if agents is None else agents.port + number)
     yield _Ports(hearing=hearing, sockets=None)
 
 
 @contextlib.asynccontextmanager
 async def _in_here(
-    gateway: Gateway, public: socket.socket, internal: socket.socket
+    gateway: Gateway,
+    sockets: tuple[socket.socket, socket.socket],
+    ready_s: float | None,
+    tell: Callable[[str], None],
 ) -> AsyncIterator["asyncio.Task[None]"]:
-    """A single gateway. Raises LaunchFailed."""
+    """A single gateway; None: it waits for its workers for ever. Raises LaunchFailed."""
     stop = asyncio.Event()
-    serving = asyncio.create_task(gateway.run(public, internal, stop))
+    serving = asyncio.create_task(gateway.run(*sockets, stop))
     try:
-        problem = await gateway.ready(READY_S)
+        problem = await gateway.ready(ready_s, serving, tell)
         if problem is not None:
             raise LaunchFailed(problem)
         yield serving

@@ -1,18 +1,23 @@
 """The workers and stores that a site's pools ask for, as their processes are told of them."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.topology.schema import Topology
+from orchestrator.membership.inventory import START_S
+from orchestrator.topology.addresses import LOOPBACK
+from orchestrator.topology.schema import Topology, Vllm
 from workers.api.messages import Role
+from workers.engines.vllm.settings import VllmSettings
 from workers.service.config import Line, Simulated, WorkerConfig
 from workers.storage.process import StoreProcessConfig
 from workers.tiers.store import UNWRITTEN_BYTES, StoreConfig
 
-HOST = "127.0.0.1"
+HOST = LOOPBACK  # of what only this machine reaches
 
 Roles = Mapping[str, frozenset[Role]]  # of workers that have others than their pool
 AS_POOLED: Roles = {}
+VLLM_START_S = 1800.0  # it reads all weights, and compiles
 
 
 def store_configs(
@@ -38,7 +43,26 @@ def store_configs(
             tls=None if tls is None else tls.files(site),
         )
         for name, pool in topology.sites[site].pools.items()
-        if (kept := pool.kv_pool) is not None
+        if (kept := pool.kv_store) is not None
+    )
+
+
+def worker_start_s(topology: Topology, site: str) -> float:
+    """How long a worker of a site may take to be up."""
+    engines = {pool.engine for pool in topology.sites[site].pools.values()}
+    return VLLM_START_S if "vllm" in engines else START_S
+
+
+def _vllm(section: Vllm) -> VllmSettings:
+    python = section.python
+    if python is not None and "/" in python:  # workers run in other folders than this process
+        python = str(Path(python).absolute())
+    return VllmSettings(
+        python=python,
+        args=section.args,
+        env=section.env,
+        attach=section.attach,
+        pools=section.pools,
     )
 
 
@@ -49,11 +73,14 @@ def worker_configs(
     roles: Roles = AS_POOLED,
     stores: Sequence[StoreProcessConfig] = (),
 ) -> tuple[WorkerConfig, ...]:
-    """The workers of a site's pools. Their ports are 0: the agent chooses them.
+    """The workers of a site's pools. Their ports are 0, for the agent to choose, unless the site
+    declares its ports: then the first is the agent's and they have the next.
 
     Those of a pool with a store save to it, and load from all of the site's `stores`.
     """
     deadlines, tls = topology.policy.deadlines, topology.security.tls
+    place = topology.sites[site]
+    ports = itertools.repeat(0) if place.port_range is None else iter(place.port_range[1:])
     # On a real line BBR finds the rate; an emulated one is behind loopback, which TCP fills.
     lines = {
         next(end for end in link.between if end != site): Line(
@@ -63,7 +90,7 @@ def worker_configs(
         if site in link.between
     }
     configs = []
-    for pool_name, pool in topology.sites[site].pools.items():
+    for pool_name, pool in place.pools.items():
         speed = pool.simulate
         nearest_first = sorted(stores, key=lambda store: store.pool != pool_name)
         for instance in range(pool.instances):
@@ -84,15 +111,19 @@ def worker_configs(
                     kv_tokens=pool.kv_tokens,
                     block_size=pool.block_size,
                     chunk_tokens=pool.chunk_tokens,
+                    kv_dtype=topology.kv_dtype,
+                    parallel=pool.parallel,
+                    vllm=None if pool.vllm is None else _vllm(pool.vllm),
+                    eviction=None if pool.evict is None else pool.evict.orders(),
                     slots=pool.slots,
-                    host=HOST,
-                    http_port=0,
-                    kv_port=0,
+                    host=place.host or HOST,
+                    http_port=next(ports),
+                    kv_port=next(ports),
                     hold_s=deadlines.hold_s,
                     lease_s=deadlines.lease_s,
                     lines=lines,
                     stores=tuple(store.address for store in nearest_first)
-                    if pool.kv_pool is not None
+                    if pool.kv_store is not None
                     else (),
                     tls=None if tls is None else tls.files(site),
                     sites=tuple(topology.sites),

@@ -1,6 +1,7 @@
 """What a site's stores of KV blocks tell the gateways, by their agent."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from transport.tls import TlsContexts
 from workers.storage.process import StoreProcessConfig
 from workers.tiers.client import StoreAway, StoreClient
+from workers.tiers.holdings import AWAY
 
 ANSWER_S = 0.5  # a store that takes longer is away: the lease does not wait for it
 
@@ -24,29 +26,19 @@ class SiteStores:
             for store in stores
         }
 
-    async def told(self, known: Mapping[str, int]) -> list[dict[str, Any]]:
+    async def told(self, known: Mapping[str, str]) -> list[dict[str, Any]]:
         """For a gateway that knows these versions, by pool; see `reports.StoreReport`."""
         asked = (
-            asyncio.to_thread(_told, pool, client, known.get(pool, 0))
+            asyncio.to_thread(_told, pool, client, known.get(pool, ""))
             for pool, client in self._clients.items()
         )
         return list(await asyncio.gather(*asked))
 
 
-def _told(pool: str, client: StoreClient, since: int) -> dict[str, Any]:
+def _told(pool: str, client: StoreClient, since: str) -> dict[str, Any]:
     """One store's report; one that is away has nothing, as far as anybody can use it."""
     deadline = time.monotonic() + ANSWER_S
-    try:
-        told, account = client.holdings(since, deadline), client.account(deadline)
-    except StoreAway:
-        nothing = {"version": 0, "whole": True, "added": "", "removed": ""}
-        return {"pool": pool, "since": since, "account": None, **nothing}
-    return {
-        "pool": pool,
-        "since": since,
-        "version": told.version,
-        "whole": told.whole,
-        "added": b"".join(told.added).hex(),
-        "removed": b"".join(told.removed).hex(),
-        "account": account,
-    }
+    told, account = AWAY, None
+    with contextlib.suppress(StoreAway):
+        told, account = client.holdings(bytes.fromhex(since), deadline), client.account(deadline)
+    return {"pool": pool, "since": since, "account": account, **told.told_on()}

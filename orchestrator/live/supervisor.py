@@ -74,8 +74,8 @@ class Supervisor:
     def end_all(self) -> None:
         """Kill everything below, daemons too.
 
-        Nothing down there has anything to save but stores: KV blocks that wait for their files are
-        lost, and computed again.
+        Nothing down there has anything to save by now: the owner has let stores of KV blocks end,
+        or it died, and blocks that wait for their files are lost and computed again.
         """
         self._ending.set()
         deadline = time.monotonic() + KILL_S

@@ -57,7 +57,7 @@ class Traces:
 
     def close(self) -> None:
         """Send what is left. May take as long as the exporter waits for a collector."""
-        self._spans.shutdown()
+        self._spans.shutdown()  # type: ignore[no-untyped-call]
 
     @property
     def gateway(self) -> Tracer:

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from orchestrator.membership.reports import FINAL, WorkerState
+from orchestrator.membership.standing import Standing
 from workers.api.messages import Role
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,6 @@ class Phase(StrEnum):
 class Description:
     """A worker process's account of itself; `http` and `kv` are "host:port"."""
 
-    roles: tuple[Role, ...]
     http: str
     kv: str
     phase: Phase
@@ -75,6 +75,14 @@ class Remove:
 Order = Place | Drain | Remove
 
 
+class Ending(StrEnum):
+    """What becomes of a worker when it has ended in peace."""
+
+    STAYS = "stays away"
+    AGAIN = "again"  # another process takes its place
+    FORGOTTEN = "forgotten"  # the site has it no more
+
+
 @dataclass(slots=True)
 class _Known:
     """One worker. `answered_at` is when it last served, for what starts too slowly."""
@@ -88,6 +96,7 @@ class _Known:
     state: WorkerState = WorkerState.STARTING
     reason: str | None = None
     info: dict[str, Any] | None = None
+    ending: Ending = Ending.STAYS
 
     def report(self) -> dict[str, Any]:
         return {
@@ -100,6 +109,17 @@ class _Known:
             "kv": self.kv,
             "info": self.info,
         }
+
+
+def _unplaced(worker: Assigned, now: float) -> _Known:
+    return _Known(
+        name=worker.name,
+        pool=worker.pool,
+        roles=worker.roles,
+        answered_at=now,
+        http=NOWHERE,
+        kv=NOWHERE,
+    )
 
 
 class SiteInventory:
@@ -126,12 +146,8 @@ class SiteInventory:
         self._epoch = epoch
         self._start_s = start_s
         self._refusal: str | None = None
-        self._known = {
-            w.name: _Known(
-                name=w.name, pool=w.pool, roles=w.roles, answered_at=now, http=NOWHERE, kv=NOWHERE
-            )
-            for w in workers
-        }
+        self._standing = Standing()
+        self._known = {worker.name: _unplaced(worker, now) for worker in workers}
 
     @property
     def names(self) -> list[str]:
@@ -168,7 +184,7 @@ class SiteInventory:
         known = self._known[worker]
         if known.state in FINAL:
             return []
-        known.roles, known.http, known.kv = said.roles, said.http, said.kv
+        known.http, known.kv = said.http, said.kv
         return _AFTER[said.phase](self, known, said, now)
 
     def unanswered(self, worker: str, reason: str | None, now: float) -> list[Order]:
@@ -184,13 +200,61 @@ class SiteInventory:
 
     def drain(self, workers: Iterable[str]) -> list[Order]:
         """Somebody wants these workers to end in peace."""
+        known = (self._known[name] for name in workers if name in self._known)
+        return [order for worker in known for order in self._end(worker, Ending.STAYS)]
+
+    def told(self, standing: Standing, now: float) -> list[Order]:
+        """A gateway says what is wanted of the site. What is no later than what is known is not
+        carried out again.
+        """
+        if standing.version <= self._standing.version:
+            return []
+        was, self._standing = self._standing, replace(standing, replace=frozenset())
+        log.info("wanted", extra={"standing": standing.told()})
         orders: list[Order] = []
-        for name in workers:
-            known = self._known.get(name)
-            if known is not None and known.state not in FINAL:
-                known.state = WorkerState.DRAINING
-                orders.append(Drain(worker=name))
+        for known in self._known.values():
+            if standing.drained:
+                orders += self._end(known, Ending.STAYS)
+            elif was.drained or known.name in standing.replace:
+                orders += self._again(known, now)
         return orders
+
+    def follow(
+        self, workers: Iterable[Assigned], changed: Collection[str], now: float
+    ) -> list[Order]:
+        """The site is to have these from now on. Who is no more among them ends in peace; the place
+        of a `changed` one is taken by another process.
+        """
+        wanted = {worker.name: worker for worker in workers}
+        refused, self._refusal = self._refusal, None  # the nodes hold these
+        orders: list[Order] = []
+        for name in [name for name in self._known if name not in wanted]:
+            if self._known[name].state in FINAL:
+                del self._known[name]
+            else:
+                orders += self._end(self._known[name], Ending.FORGOTTEN)
+        for name, worker in wanted.items():
+            known = self._known.get(name)
+            if known is None:
+                known = self._known[name] = _unplaced(worker, now)
+                known.state = WorkerState.DRAINED
+                orders += self._again(known, now)
+                continue
+            known.roles = worker.roles
+            if known.ending is Ending.FORGOTTEN:
+                known.ending = Ending.STAYS if self._standing.drained else Ending.AGAIN
+            elif refused is not None and known.state in FINAL:
+                orders += self._again(known, now)
+            elif name in changed and known.state in (WorkerState.STARTING, WorkerState.RESTARTING):
+                orders += [Remove(worker=name), *self._start(known, now)]
+            elif name in changed:
+                orders += self._again(known, now)
+        return orders
+
+    @property
+    def drained(self) -> bool:
+        """The site is to have no workers, and has none any more."""
+        return self._standing.drained and not self.watched
 
     def report(self, lease: str) -> dict[str, Any]:
         """What the agent posts with each renewal; `lease` is how the last ones went, for people."""
@@ -200,14 +264,42 @@ class SiteInventory:
             "agent": self._front,
             "refusal": self._refusal,
             "lease": lease,
+            "standing": self._standing.told(),
             "workers": [known.report() for known in self._known.values()],
         }
 
     # ------------------------------------------------------------ by what the process says
 
+    def _end(self, known: _Known, ending: Ending) -> list[Order]:
+        if known.state in FINAL:
+            return []
+        known.state = WorkerState.DRAINING
+        if known.ending is not Ending.FORGOTTEN:
+            known.ending = ending
+        return [Drain(worker=known.name)]
+
+    def _again(self, known: _Known, now: float) -> list[Order]:
+        """Another process for a worker, once what runs has ended in peace."""
+        if self._standing.drained:
+            return []
+        if known.state in FINAL:
+            return self._start(known, now)
+        if known.state in (WorkerState.STARTING, WorkerState.RESTARTING):
+            return []  # that is under way
+        return self._end(known, Ending.AGAIN)
+
+    def _start(self, known: _Known, now: float) -> list[Order]:
+        if self._refusal is not None:
+            return []
+        known.state, known.ending = WorkerState.STARTING, Ending.STAYS
+        known.answered_at, known.reason, known.info = now, None, None
+        return [Place(worker=known.name)]
+
     def _loading(self, known: _Known, said: Description, now: float) -> list[Order]:
         if known.state is WorkerState.DRAINING:
-            return self._drained(known)  # another process took its place: nothing is left to drain
+            return self._drained(
+                known, now
+            )  # another process took its place: nothing is left to drain
         if known.state is WorkerState.UP:
             known.state = WorkerState.RESTARTING
         known.reason = "loading model"
@@ -226,13 +318,13 @@ class SiteInventory:
         return self._give_up(known, said.reason or "failed")
 
     def _ended(self, known: _Known, said: Description, now: float) -> list[Order]:
-        return self._drained(known)
+        return self._drained(known, now)
 
     def _patience(self, known: _Known, now: float) -> list[Order]:
         if now - known.answered_at <= self._start_s:
             return []
         if known.state is WorkerState.DRAINING:
-            return self._drained(known)
+            return self._drained(known, now)
         return self._give_up(known, f"not up within {self._start_s:g} s: {known.reason}")
 
     def _give_up(self, known: _Known, reason: str) -> list[Order]:
@@ -240,9 +332,14 @@ class SiteInventory:
         known.state, known.reason = WorkerState.FAILED, reason
         return [Remove(worker=known.name)]
 
-    def _drained(self, known: _Known) -> list[Order]:
+    def _drained(self, known: _Known, now: float) -> list[Order]:
+        orders: list[Order] = [Remove(worker=known.name)]
+        if known.ending is Ending.AGAIN:
+            return orders + self._start(known, now)
+        if known.ending is Ending.FORGOTTEN:
+            del self._known[known.name]
         known.state, known.reason = WorkerState.DRAINED, None
-        return [Remove(worker=known.name)]
+        return orders
 
 
 _AFTER: dict[Phase, Callable[[SiteInventory, _Known, Description, float], list[Order]]] = {

@@ -1,6 +1,6 @@
 """The deployment's workers as one gateway knows them: news in, the machine's events out."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,16 +27,35 @@ class MemberState(StrEnum):
     DOWN = "down"  # not reached
 
 
+class SiteState(StrEnum):
+    """Whether a site serves, by its workers."""
+
+    UP = "up"
+    DRAINING = "draining"  # no new legs, those it has go on
+    DRAINED = "drained"  # somebody wanted it so, and its workers have ended
+    LOST = "lost"  # none of its workers is reached
+
+
+def site_of(worker: str) -> str:
+    """Workers are called SITE/POOL/NUMBER."""
+    return worker.split("/", 1)[0]
+
+
+# The best of its workers' states is the site's.
+_SITE_STATES = {MemberState.UP: SiteState.UP, MemberState.DRAINING: SiteState.DRAINING}
+
+
 @dataclass(slots=True)
 class Member:
     """A worker of the deployment. `load` is its last account of itself, while it is up.
 
-    `roles` are those of its agent's first report, until it is given others.
+    `roles` are those that its agent `reported`, until it is given others.
     """
 
     site: str
     pool: str
     roles: frozenset[Role]
+    reported: frozenset[Role]
     hello: Hello | None = None  # None: not up
     load: Load | None = None
     draining: bool = False
@@ -51,12 +70,14 @@ class Member:
 class Members:
     """Every worker that has joined and not left. The events are to be told in their order.
 
-    `needed` are the workers without which the service is not ready when it starts. What is said
-    of a worker that is no member gives no event.
+    `needed` are the workers without which the service is not ready when it starts, `sites` those
+    that may have any. What is said of a worker that is no member gives no event.
     """
 
-    def __init__(self, needed: frozenset[str]) -> None:
+    def __init__(self, needed: frozenset[str], sites: Collection[str] = ()) -> None:
         self.by_name: dict[str, Member] = {}
+        self.sites = tuple(sites)
+        self._drained: set[str] = set()  # sites that are to have no workers
         self._awaited = set(needed)  # of the needed, those that were never up yet
 
     def why_not_ready(self) -> str | None:
@@ -64,11 +85,21 @@ class Members:
 
         After that any live worker may serve, whatever its role: the core knows which can.
         """
-        if self._awaited:
-            return f"waiting for workers: {', '.join(sorted(self._awaited))}"
+        awaited = sorted(name for name in self._awaited if site_of(name) not in self._drained)
+        if awaited:
+            return f"waiting for workers: {', '.join(awaited)}"
         if not any(m.hello is not None and not m.draining for m in self.by_name.values()):
             return "no worker is up"
         return None
+
+    def site_state(self, site: str) -> SiteState:
+        states = {member.state for member in self.by_name.values() if member.site == site}
+        away = SiteState.DRAINED if site in self._drained else SiteState.LOST
+        return next((to for of, to in _SITE_STATES.items() if of in states), away)
+
+    def stand(self, site: str, *, drained: bool) -> None:
+        """Somebody wants a site to have no workers, or to have them again."""
+        (self._drained.add if drained else self._drained.discard)(site)
 
     def deliverable(self, worker: str, message: DownMessage) -> bool:
         """Whether a message is still worth sending.
@@ -82,10 +113,18 @@ class Members:
 
     def join(self, worker: str, site: str, pool: str, roles: frozenset[Role]) -> bool:
         """A worker that its agent reports. Whether it is new: a stream to it must be opened."""
-        known = self.by_name.get(worker)
-        if known is None:
-            self.by_name[worker] = Member(site=site, pool=pool, roles=roles)
-        return known is None
+        if worker in self.by_name:
+            return False
+        self.by_name[worker] = Member(site=site, pool=pool, roles=roles, reported=roles)
+        return True
+
+    def reported(self, worker: str, roles: frozenset[Role]) -> list[Event]:
+        """Its agent reports it again: only roles that it did not report before are news."""
+        member = self.by_name[worker]
+        if member.reported == roles:
+            return []
+        member.reported = roles
+        return self.give_roles(worker, roles)
 
     def drain(self, worker: str) -> list[Event]:
         """No new legs for this worker."""

@@ -1,10 +1,11 @@
 """What workers and agents say of themselves, read strictly."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from orchestrator.membership.standing import Standing, read_standing
 from workers.api.messages import Role
 from workers.api.wire import WireError
 
@@ -49,12 +50,14 @@ class WorkerReport:
 class StoreReport:
     """What a pool's store tells: what came and went since version `since`; see `StoreHolds`.
 
+    Versions are the store's business; here they are equal or not.
+
     `account` is its counters; None: it is away.
     """
 
     pool: str
-    since: int
-    version: int
+    since: str
+    version: str
     whole: bool
     added: str
     removed: str
@@ -63,12 +66,13 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What an agent posts with each renewal of its site's lease."""
+    """What an agent posts with each renewal of its site's lease; `standing` as it was told."""
 
     site: str
     agent_epoch: int
     workers: dict[str, WorkerReport]
     stores: tuple[StoreReport, ...] = ()
+    standing: Standing = field(default_factory=Standing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +135,23 @@ def read_report(body: Any) -> Report:
         agent_epoch=epoch,
         workers={w.name: w for w in workers},
         stores=tuple(map(_read_store, stores)),
+        standing=_standing(body),
     )
+
+
+def _standing(body: Any) -> Standing:
+    try:
+        return read_standing(body["standing"]) if "standing" in body else Standing()
+    except ValueError as error:
+        raise LeaseRefused(str(error)) from error
 
 
 def _read_store(body: Any) -> StoreReport:
     account = body.get("account") if isinstance(body, dict) else None
     return StoreReport(
         pool=_field(body, "pool", str),
-        since=_field(body, "since", int),
-        version=_field(body, "version", int),
+        since=_field(body, "since", str),
+        version=_field(body, "version", str),
         whole=_field(body, "whole", bool),
         added=_names(body, "added"),
         removed=_names(body, "removed"),

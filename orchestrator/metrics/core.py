@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from orchestrator.lifecycle.machine import Machine
-from orchestrator.membership.members import Members, MemberState
+from orchestrator.membership.members import Members, MemberState, SiteState
 
 DEFECTS = "defects"  # what an alert waits for
 
@@ -21,7 +21,9 @@ class CoreState:
         self._machine, self._members, self._model = machine, members, model
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        yield from (self._events(), *self._requests(), self._legs(), self._workers())
+        yield self._events()
+        yield from self._requests()
+        yield from (self._legs(), self._workers(), self._sites())
 
     def _events(self) -> CounterMetricFamily:
         family = CounterMetricFamily(
@@ -57,8 +59,18 @@ class CoreState:
             "pdd_workers", "Workers of the deployment, by state", labels=("site", "state")
         )
         counted = Counter((m.site, m.state) for m in self._members.by_name.values())
-        sites = {site for site, _ in counted}
-        for site in sorted(sites):
+        # Those of sites that never came as well: an alert must see them.
+        for site in sorted({*self._members.sites, *(site for site, _ in counted)}):
             for state in MemberState:
                 family.add_metric((site, state), counted[site, state])
+        return family
+
+    def _sites(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(
+            "pdd_site_state", "1 for the state that a site is in", labels=("site", "state")
+        )
+        for site in sorted(self._members.sites):
+            now = self._members.site_state(site)
+            for state in SiteState:
+                family.add_metric((site, state), float(state is now))
         return family

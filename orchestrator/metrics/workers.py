@@ -25,7 +25,8 @@ def _blocks(field: str) -> Reading:
     def read(member: Member) -> float | None:
         if member.load is None or member.hello is None:
             return None
-        return -(-getattr(member.load, field) // member.hello.block_size)
+        tokens: int = getattr(member.load, field)
+        return -(-tokens // member.hello.block_size)
 
     return read
 
@@ -39,6 +40,18 @@ GAUGES: dict[str, tuple[str, Reading]] = {
     "kv_free_tokens": ("Tokens that could be reserved now", _of_load("kv_free_tokens")),
     "kv_capacity_tokens": ("Tokens the KV pool holds", _of_load("kv_total_tokens")),
     "kv_held_tokens": ("Tokens in blocks that a leg references", _of_load("kv_held_tokens")),
+    "kv_evicted_tokens": (
+        "Tokens that have died since the worker began",
+        _of_load("kv_evicted_tokens"),
+    ),
+    "kv_freed_blocks": (
+        "Blocks that dead tokens have given back since the worker began",
+        _of_load("kv_freed_blocks"),
+    ),
+    "kv_waste_ratio": (
+        "Share of empty places in the blocks of legs that have lost tokens",
+        _of_load("kv_waste"),
+    ),
     "step_seconds": ("Seconds per decode step, moving average", _of_load("step_s")),
     "prefill_tokens_per_second": ("Prefill speed", _of_load("prefill_tokens_per_s")),
 }

@@ -31,7 +31,11 @@ class Shape:
 
 @record
 class Pool:
-    """Chips of one kind in one site. `price_per_h`: of one chip. `slots`: legs in one worker."""
+    """Chips of one kind in one site. `price_per_h`: of one chip. `slots`: legs in one worker.
+
+    `store_tokens`: KV that its site's stores hold, if it has one, beside what is in its workers;
+    `store_bytes_per_s`: how fast they give it.
+    """
 
     name: str  # site/pool
     site: str
@@ -42,6 +46,8 @@ class Pool:
     roles: frozenset[Role] = ALL_ROLES
     slots: int = 256
     chunk_tokens: int = 2048
+    store_tokens: float = 0.0
+    store_bytes_per_s: float = inf
 
     def shape(self, parallel: int) -> Shape:
         """The one of so many chips. Raises KeyError where there is none."""

@@ -4,7 +4,7 @@ All workers serve one model, so unlike theirs the names are without its fingerpr
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from workers.kv.prefix import CANONICAL_TOKENS as BLOCK
@@ -49,6 +49,11 @@ class BlockNames:
     ) -> tuple[Name, ...]:
         """Names of a prompt with its answer; `known` are the prompt's own."""
         return block_hashes((*prompt_ids, *answer_ids), cache_salt, known)
+
+    def short(self, name: Name) -> bytes:
+        """By which a store tells that it holds this block."""
+        first: bytes = name[:SHORT_BYTES]
+        return first
 
 
 class _Seen:
@@ -145,25 +150,42 @@ class PrefixBook:
         found: dict[str, int] = {}
         if not hashes:
             return found
-        first, block_tokens = hashes[0], self.names.block_tokens
+        block_tokens = self.names.block_tokens
         stored = self._stored(hashes) if self._stores else {}
         for worker in workers:
-            depth = stored.get(self._pools[worker], 0) if stored and worker in self._pools else 0
-            seen = self._seen.get(worker)
-            if seen is not None and first in seen.newest:
-                newest, own = seen.newest, 0
-                for name in hashes:
-                    if name not in newest:
-                        break
-                    own += 1
-                depth = max(depth, own)
+            depth = self._own(hashes, worker)
+            if stored and worker in self._pools:
+                depth = max(depth, stored.get(self._pools[worker], 0))
             if depth:
                 found[worker] = depth * block_tokens
         return found
 
+    def loads(self, hashes: Sequence[Name], hits: Mapping[str, int]) -> dict[str, int]:
+        """Of what `hits` found for each worker, how much it has not itself: a store has it."""
+        if not self._stores:
+            return {}
+        block_tokens = self.names.block_tokens
+        return {
+            worker: tokens - own
+            for worker, tokens in hits.items()
+            if (own := self._own(hashes, worker) * block_tokens) < tokens
+        }
+
+    def _own(self, hashes: Sequence[Name], worker: str) -> int:
+        """Leading blocks that a worker probably has itself."""
+        seen = self._seen.get(worker)
+        if seen is None or hashes[0] not in seen.newest:
+            return 0
+        newest, own = seen.newest, 0
+        for name in hashes:
+            if name not in newest:
+                break
+            own += 1
+        return own
+
     def _stored(self, hashes: Sequence[Name]) -> dict[Pool, int]:
         """Leading blocks that each pool with a store finds in its site's stores."""
-        shorts = [name[:SHORT_BYTES] for name in hashes]
+        shorts = list(map(self.names.short, hashes))
         depths: dict[str, int] = {}
         for site in {site for site, _ in self._stores}:
             stores = [held for (where, _), held in self._stores.items() if where == site]

@@ -21,6 +21,8 @@ from workers.api.messages import (
     Role,
 )
 from workers.api.record import record
+from workers.tiers.blocks import Tier
+from workers.tiers.choice import ASSUMED_BYTES_PER_S
 
 # Outputs are seldom as long as their limit; without a better prediction assume this many tokens.
 EXPECTED_OUTPUT = 256
@@ -40,7 +42,8 @@ class Refusal(StrEnum):
 class Ask:
     """What is to be placed: `tokens` to compute (prompt and law), at most `remaining` to decode.
 
-    `hits`: leading tokens each worker is known to have. `any_role`: after a failure any live
+    `hits`: leading tokens each worker is known to have, `loads`: how many of them it would load
+    from a store. `any_role`: after a failure any live
     worker may serve. `forced` is tried first; when it has no room the others follow. KV that has
     not landed `kv_limit_s` after prefill is given up: such a route is for want of another.
     """
@@ -48,6 +51,7 @@ class Ask:
     tokens: int
     remaining: int
     hits: Mapping[str, int] = field(default_factory=dict)
+    loads: Mapping[str, int] = field(default_factory=dict)
     forced: Route | None = None
     excluded: frozenset[str] = frozenset()
     any_role: bool = False
@@ -148,6 +152,8 @@ def place(
 
 
 ANY_ROLE = frozenset(Role)
+# What a store gives, until somebody tells better: as workers assume who have not measured theirs.
+STORE_BYTES_PER_S = ASSUMED_BYTES_PER_S[Tier.MEMORY]
 LOCAL, DIRECT, RELAYED = Route
 ORDER = {LOCAL: 0, DIRECT: 1, RELAYED: 2}
 
@@ -159,7 +165,7 @@ def _rank(d: Decision) -> tuple[bool, float, int, str, str]:
 
 # A worker with what it is chosen by, the smallest first; names differ, so no two are equal.
 _Ranked = tuple[float, str, WorkerView]
-_RankedMain = tuple[int, float, str, WorkerView]
+_RankedMain = tuple[float, float, str, WorkerView]
 
 
 class _Prefill(NamedTuple):
@@ -197,8 +203,9 @@ def _decisions(
         if RELAY in roles and need_relay <= most:
             relays.append((w.share, w.name, w, most))
         if MAIN in roles and need_main <= most:
-            # The one with the longest hit is taken, then the lightest.
-            ranked_main = -ask.hits.get(w.name, 0), w.share, w.name, w
+            # The one with the longest hit is taken, its own before a store's; then the lightest.
+            rank = -ask.hits.get(w.name, 0) + (0.5 if w.name in ask.loads else 0.0)
+            ranked_main = rank, w.share, w.name, w
             mains.setdefault(w.site, []).append(ranked_main)
     relays.sort()
 
@@ -250,7 +257,13 @@ def _turn_s(p: WorkerView) -> float:
 
 def _prefill_s(ask: Ask, p: WorkerView) -> float:
     missing = ask.tokens - min(ask.hits.get(p.name, 0), ask.tokens - 1)
-    return missing / p.prefill_tokens_per_s
+    seconds = missing / p.prefill_tokens_per_s
+    stored = ask.loads.get(p.name)
+    if stored is not None:  # the worker takes what is shorter
+        seconds += stored * min(
+            1 / p.prefill_tokens_per_s, p.up.kv_bytes_per_token / STORE_BYTES_PER_S
+        )
+    return seconds
 
 
 def _transfer_s(ask: Ask, world: World, prefill: _Prefill, m: WorkerView) -> float:

@@ -17,6 +17,7 @@ from orchestrator.replay.outcome import Outcome, Use
 from orchestrator.replay.prompt import PromptNames
 from orchestrator.replay.replanning import Replanner
 from orchestrator.replay.setup import ModelSpec, ReplaySetup
+from orchestrator.replay.stores.deployed import Stores
 from orchestrator.replay.timelines import write_end, write_prefill, write_transfer
 from orchestrator.replay.troubles import Troubles
 from orchestrator.replay.worker import ModelWorker
@@ -101,6 +102,7 @@ class Replay:
                 going=lambda: self._going,
             )
         )
+        self._stores = Stores(setup)
         self.workers.update({spec.name: self._new_worker(spec) for spec in setup.workers})
         self._worker_delay = {
             spec.name: self._delays[core.gateway_site, spec.site] for spec in setup.workers
@@ -257,6 +259,7 @@ class Replay:
             report_s=setup.report_s,
             every_step=setup.every_step,
             block_tokens=setup.block_tokens,
+            stores=self._stores.of(spec),
         )
 
     # ------------------------------------------------------------ workers that change
@@ -383,6 +386,9 @@ class Replay:
             if abs(step_s - told_s) > CHANGED * told_s:
                 self._steps_told[name] = step_s
                 self._say(worker, [worker.load()])
+        for news in self._stores.news():  # with the lease of its site
+            delay_s = self._delays[self._setup.core.gateway_site, news.site]
+            self.schedule.after(delay_s, self._tell, news)
         self.schedule.after(LOAD_S, self._beat)
 
     def _move(self, worker: ModelWorker, leg: ModelLeg, send: SendKV, at: float) -> None:
@@ -395,7 +401,7 @@ class Replay:
         sites = worker.spec.site, to.spec.site
         per_token = worker.spec.kv_bytes_per_token
         answered_at = at + 2 * self._delays[sites]
-        there = to.found(target)
+        there, loaded_at = to.found(target)
         first = max(send.start, there)
         transfer = Transfer(
             source=leg.key,
@@ -403,7 +409,7 @@ class Replay:
             to_worker=send.to_worker,
             line=self._lines[sites],
             nbytes=max(0, send.stop - first) * per_token,
-            since=max(answered_at, leg.began_at or 0.0),
+            since=max(answered_at, leg.began_at or 0.0, loaded_at),
             ramp=leg.ramp(first, send.stop, layers=worker.spec.layers, token_bytes=per_token),
             weight=send.weight,
         )

@@ -41,7 +41,11 @@ class ModelLeg:
     racing: bool = False  # it says every token as it comes
     reports: bool = False  # it waits for its turn to speak after a silence
     blocks: tuple[int, ...] = ()  # that it holds of the worker's prefix cache
-    hit: int = 0  # prompt tokens that were in it at the start
+    hit: int = 0  # prompt tokens that were in it at the start, or came from stores
+    from_memory: int = 0  # prompt tokens that came from stores' memory,
+    from_files: int = 0  # and from their files
+    loading: bool = False  # a prefill that waits for them
+    loaded_at: float = 0.0  # when they are here
     chunks: list[Chunk] = field(default_factory=list)  # that it has computed
     exports: list[tuple[float, SendKV]] = field(default_factory=list)  # that wait, and since when
 

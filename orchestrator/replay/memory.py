@@ -22,6 +22,11 @@ class Memory:
         self.free_tokens = tokens // BLOCK * BLOCK
         self.cache = None if block_tokens is None else PrefixCache(block_tokens)
 
+    @property
+    def block_tokens(self) -> int:
+        """What one name of a prompt's block stands for; 0: nothing is kept by name."""
+        return 0 if self.cache is None else self.cache.block_tokens
+
     def take(self, leg: ModelLeg) -> None:
         """Room for what a leg has reserved. What is here of its prompt stays here.
 
@@ -35,6 +40,21 @@ class Memory:
             cache.hold(leg.blocks)
             cache.fit(self.free_tokens)
             leg.hit = min(len(leg.blocks) * cache.block_tokens, leg.prompt - 1)
+
+    def lacking(self, leg: ModelLeg) -> tuple[int, ...]:
+        """The names of its prompt's blocks that were not here, but for its last token's."""
+        if self.cache is None:
+            return ()
+        whole = (leg.prompt - 1) // self.cache.block_tokens
+        return blocks_of(leg.start.prompt_ids)[len(leg.blocks) : whole]
+
+    def load(self, leg: ModelLeg, count: int) -> None:
+        """So many of the blocks that it lacked come from stores."""
+        if self.cache is not None and count:
+            new = self.lacking(leg)[:count]
+            self.cache.hold(new)
+            leg.blocks += new
+            leg.hit = min(len(leg.blocks) * self.cache.block_tokens, leg.prompt - 1)
 
     def keep(self, leg: ModelLeg) -> None:
         """A leg has all of its prompt's KV now: others may use it."""

@@ -33,7 +33,8 @@ class Outcome:
 
     Seconds of virtual time, as the client at the gateway sees them; None: that token never came.
     `wire_bytes`: KV that was given to lines between sites, coded. `prefill_hit`, `main_hit`: prompt
-    tokens that were found in the caches. `spans` is filled where a timeline was asked for.
+    tokens that were found in the caches, or came from stores at prefill's site: `from_memory`,
+    `from_files` are those of them at prefill. `spans` is filled where a timeline was asked for.
     """
 
     name: str
@@ -46,6 +47,8 @@ class Outcome:
     wire_bytes: float = 0.0
     prefill_hit: int = 0
     main_hit: int = 0
+    from_memory: int = 0
+    from_files: int = 0
     end: Finish | Fail | None = None
     spans: list[Span] | None = None
 

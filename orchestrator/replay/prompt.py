@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from orchestrator.policy.prefixes import BlockNames, Name
+from orchestrator.replay.stores.tiers import short
 from workers.kv.prefix import CANONICAL_TOKENS
 
 
@@ -56,3 +57,6 @@ class PromptNames(BlockNames):
     ) -> tuple[Name, ...]:
         """What a prompt and its answer are called only the next turn knows."""
         return tuple(known)
+
+    def short(self, name: Name) -> bytes:
+        return short(name)

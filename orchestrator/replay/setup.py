@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from orchestrator.replan.watch import Replanning
 from orchestrator.replay.faults import Fault
 from orchestrator.replay.lines.model import CodecModel, Congestion, LineModel, Sharing
+from orchestrator.replay.stores.tiers import StoreSpec
 from orchestrator.state.config import CoreConfig
 from workers.api.messages import Role
 from workers.costs import Costs
@@ -78,7 +79,8 @@ class LineSpec:
 class ReplaySetup:
     """A deployment.
 
-    `block_tokens`: what a name of a prompt's block stands for; None: workers keep no prefixes.
+    `block_tokens`: what a name of a prompt's block stands for; None: workers keep no prefixes,
+    and nor do `stores`.
     Every `timelines`-th request has its stages written down, and how busy lines and pools are is
     sampled every `use_every_s`; 0: neither. `site_bytes_per_s`: KV inside any site; None: what
     `core` is told of each. `report_s`: a relay that has nothing urgent to say speaks at least every
@@ -91,6 +93,7 @@ class ReplaySetup:
     workers: tuple[ModelSpec, ...]
     lines: tuple[LineSpec, ...]
     block_tokens: int | None = None
+    stores: tuple[StoreSpec, ...] = ()
     faults: tuple[Fault, ...] = ()
     timelines: int = 0
     use_every_s: float = 0.0

@@ -10,6 +10,7 @@ from workers.api.messages import Role
 def write_prefill(outcome: Outcome, leg: ModelLeg, where: str, now: float) -> None:
     """A prefill leg has its token."""
     outcome.prefill_hit = leg.hit
+    outcome.from_memory, outcome.from_files = leg.from_memory, leg.from_files
     if outcome.spans is not None:
         began_at = leg.began_at or 0.0
         outcome.spans += [

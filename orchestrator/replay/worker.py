@@ -16,6 +16,7 @@ from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.memory import Memory, in_blocks
 from orchestrator.replay.setup import ModelSpec
 from orchestrator.replay.steps import Steps
+from orchestrator.replay.stores.site import PoolStores
 from orchestrator.replay.voice import Voice
 from orchestrator.virtual.schedule import Schedule
 from workers.api.messages import (
@@ -44,7 +45,8 @@ Row = Callable[[ModelLeg, Any], None]
 class ModelWorker:
     """One worker. `say(worker, messages)` sends to its gateway, `move(worker, leg, send, at)` KV
     that it was told to send at `at`; `closed(leg)` ends what is moving from or to a leg;
-    `prefilled(worker, leg)` is told when a prefill has its token.
+    `prefilled(worker, leg)` is told when a prefill has its token. `stores`: its site's, if its pool
+    has one.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class ModelWorker:
         report_s: float,
         every_step: bool,
         block_tokens: int | None = None,
+        stores: PoolStores | None = None,
     ) -> None:
         self.spec = spec
         self.legs: dict[LegKey, ModelLeg] = {}
         self.memory = Memory(spec.kv_tokens, block_tokens)
         self.slots_used = 0
         self.dead = False
+        self._stores = stores
         self._schedule = schedule
         self._say_up = say
         self._move = move
@@ -171,10 +175,10 @@ class ModelWorker:
             prefill_tokens_per_s=spec.costs.prefill_tokens_per_s,
         )
 
-    def found(self, key: LegKey) -> int:
-        """Leading tokens of a leg's prompt that were here when it started."""
+    def found(self, key: LegKey) -> tuple[int, float]:
+        """Leading tokens of a leg's prompt that need not be sent, and when they are here."""
         leg = self.legs.get(key)
-        return 0 if leg is None else leg.hit
+        return (0, 0.0) if leg is None else (leg.hit, leg.loaded_at)
 
     def busy(self) -> float:
         """How much of it works now: slots that decode, or all of it while it prefills."""
@@ -204,13 +208,27 @@ class ModelWorker:
         self.legs[key] = leg
         self.memory.take(leg)
         self.slots_used += 1
+        loads = self._stores is not None and self._stores.load(leg, self.memory, self._schedule.now)
         if start.role is PREFILL:
             leg.todo = leg.prompt + leg.law - leg.hit
-            self._queue.append(leg)
-            if self._steps.chunk is NO_CHUNK:
-                self._steps.cut()
+            if loads:
+                leg.loading = True
+                self._schedule.at(leg.loaded_at, self._loaded, leg)
+            else:
+                self._compute(leg)
         elif self._landed_early and self._landed_early.pop(key, None) is not None:
             self._land(leg)
+
+    def _compute(self, leg: ModelLeg) -> None:
+        self._queue.append(leg)
+        if self._steps.chunk is NO_CHUNK:
+            self._steps.cut()
+
+    def _loaded(self, leg: ModelLeg) -> None:
+        leg.loading = False
+        if not (leg.closed or self.dead):
+            self._compute(leg)
+            self._go_on()
 
     def _refuse(self, key: LegKey, reason: str) -> None:
         self._landed_early.pop(key, None)
@@ -227,8 +245,10 @@ class ModelWorker:
             return
         if leg.leaves_at is not None:
             self._leave(leg)
-        elif leg.todo:
+        elif leg.todo and not leg.loading:
             self._queue.remove(leg)
+        if self._stores is not None and leg.landed and leg.start.role is not PREFILL:
+            self._stores.keep(leg)
         leg.closed = True
         del self.legs[leg.key]
         self._closed(leg.key)
@@ -410,6 +430,8 @@ class ModelWorker:
         prefill = leg.start.role is PREFILL
         if prefill:
             self.memory.keep(leg)
+            if self._stores is not None:
+                self._stores.keep(leg)
         leg.own += leg.own < leg.end
         leg.fresh = False
         self._voice.speak(leg)

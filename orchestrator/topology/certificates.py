@@ -25,8 +25,13 @@ def absolute(tls: Tls | None, directory: FilePath) -> Tls | None:
     return Tls(ca=ca, cert=cert, key=key)
 
 
-def tls_mistakes(data: dict[str, Any], directory: FilePath) -> Iterator[Found]:
-    """Every rule about `security.tls` that the file's data breaks."""
+def tls_mistakes(
+    data: dict[str, Any], directory: FilePath, at: str | None = None
+) -> Iterator[Found]:
+    """Every rule about `security.tls` that the file's data breaks.
+
+    `at`: the site whose machine this is; None: the gateway's.
+    """
     security, sites = data.get("security"), data.get("sites")
     if not isinstance(security, dict) or not isinstance(sites, dict) or "tls" not in security:
         return
@@ -36,7 +41,8 @@ def tls_mistakes(data: dict[str, Any], directory: FilePath) -> Iterator[Found]:
         return  # reported by the schema
     if tls is not None:
         yield from _name_rules(sites)
-        yield from _file_rules(tls, _here(data, sites))
+        here = _here(data, sites) if at is None else [site for site in sites if site == at]
+        yield from _file_rules(tls, here)
 
 
 def _name_rules(sites: dict[str, Any]) -> Iterator[Found]:

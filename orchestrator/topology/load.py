@@ -7,26 +7,30 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.catalogue import Catalogue, load_catalogue
+from orchestrator.topology.addresses import LOOPBACK, AddressError, parse_ports
 from orchestrator.topology.certificates import absolute, absolute_path, tls_mistakes
 from orchestrator.topology.document import read_document
 from orchestrator.topology.mistakes import Path, TopologyError, unknown
-from orchestrator.topology.rules import Draft, Found, broken_rules
-from orchestrator.topology.schema import ONE_DELAY, Pool, Site, Topology
+from orchestrator.topology.rules import Draft, Found, Listener, broken_rules
+from orchestrator.topology.schema import ONE_DELAY, Gateway, Pool, Site, Topology
 from orchestrator.topology.strict import check, validate
 from workers.api.messages import Role
 
 
-def load_topology(path: str | FilePath, catalogue: Catalogue | None = None) -> Topology:
+def load_topology(
+    path: str | FilePath, catalogue: Catalogue | None = None, *, at: str | None = None
+) -> Topology:
     """The topology in a file, the paths it names made absolute; None: the packaged catalogue.
 
-    Raises TopologyError with every mistake in the file.
+    `at` is the site whose machine this is; None: the gateway's. Raises TopologyError with every
+    mistake in the file.
     """
     file = FilePath(path)
     document = read_document(file)
     catalogue = catalogue or load_catalogue()
     topology, mistakes = check(Topology, document)
     if isinstance(document.data, dict):
-        for where, message in rule_mistakes(document.data, file.parent, catalogue):
+        for where, message in rule_mistakes(document.data, file.parent, catalogue, at):
             mistakes.append(document.mistake(where, message))
     if mistakes or topology is None:
         raise TopologyError(mistakes)
@@ -45,14 +49,18 @@ def load_topology(path: str | FilePath, catalogue: Catalogue | None = None) -> T
 
 
 def _with_paths(site: Site, directory: FilePath) -> Site:
-    """The same with the paths of its KV pools made absolute."""
+    """The same with the paths of its pools made absolute."""
     pools = dict(site.pools)
-    for name, pool in pools.items():
-        if pool.kv_pool is not None and pool.kv_pool.nvme is not None:
-            path = absolute_path(pool.kv_pool.nvme.path, directory)
-            nvme = pool.kv_pool.nvme.model_copy(update={"path": path})
-            kept = pool.kv_pool.model_copy(update={"nvme": nvme})
-            pools[name] = pool.model_copy(update={"kv_pool": kept})
+    for name, pool in site.pools.items():
+        if pool.evict is not None and pool.evict.calibration is not None:
+            path = absolute_path(pool.evict.calibration, directory)
+            evict = pool.evict.model_copy(update={"calibration": path})
+            pools[name] = pool.model_copy(update={"evict": evict})
+        if pool.kv_store is not None and pool.kv_store.nvme is not None:
+            path = absolute_path(pool.kv_store.nvme.path, directory)
+            nvme = pool.kv_store.nvme.model_copy(update={"path": path})
+            kept = pool.kv_store.model_copy(update={"nvme": nvme})
+            pools[name] = pools[name].model_copy(update={"kv_store": kept})
     return site.model_copy(update={"pools": pools})
 
 
@@ -60,7 +68,7 @@ def _with_paths(site: Site, directory: FilePath) -> Site:
 
 
 def rule_mistakes(
-    data: dict[str, Any], directory: FilePath, catalogue: Catalogue
+    data: dict[str, Any], directory: FilePath, catalogue: Catalogue, at: str | None = None
 ) -> Iterator[Found]:
     """Every rule that a topology's data breaks; `directory` is where its file lies."""
     yield from _model_rules(data.get("model"), directory, catalogue)
@@ -75,7 +83,7 @@ def rule_mistakes(
         if isinstance(raw, dict) and ("distance_km" in raw) == ("delay" in raw):
             yield ("links", i), ONE_DELAY
     yield from broken_rules(_draft(data, raw_pools))
-    yield from tls_mistakes(data, directory)
+    yield from tls_mistakes(data, directory, at)
 
 
 def _raw_pools(data: dict[str, Any]) -> Iterator[tuple[tuple[str, str], object]]:
@@ -107,10 +115,41 @@ def _draft(data: dict[str, Any], raw_pools: dict[tuple[str, str], object]) -> Dr
         roles=roles,
         pools=pools,
         ends=tuple(map(_ends, links)) if isinstance(links, list) else (None,),
+        listeners=tuple(_listeners(data)),
+        elsewhere=frozenset(
+            name
+            for name, raw in _mapping(data.get("sites")).items()
+            if _mapping(raw).get("launch") == "agent"
+        ),
         gateway_site=gateway_site if isinstance(gateway_site, str) else None,
         route=route if isinstance(route, str) else None,
         codec=codec if isinstance(codec, str) else None,
+        kv_dtype=data.get("kv_dtype"),
     )
+
+
+def _listeners(data: dict[str, Any]) -> Iterator[Listener]:
+    try:
+        gateway = validate(Gateway, data.get("gateway"))
+    except ValidationError:
+        gateway = None  # reported by the schema
+    if gateway is not None:
+        # Several processes have a port together and one each above it.
+        count = gateway.processes + (gateway.processes > 1)
+        ports = range(gateway.port, gateway.port + count)
+        yield Listener(path=("gateway", "port"), host=gateway.host, ports=ports)
+        if gateway.agents is not None:
+            ports = range(gateway.agents.port, gateway.agents.port + gateway.processes)
+            path: Path = ("gateway", "agents", "port")
+            yield Listener(path=path, host=gateway.agents.host, ports=ports)
+    for name, raw in _mapping(data.get("sites")).items():
+        host, declared = _mapping(raw).get("host", LOOPBACK), _mapping(raw).get("ports")
+        try:
+            own = parse_ports(declared) if isinstance(declared, str) else None
+        except AddressError:
+            own = None
+        if isinstance(host, str) and own is not None:
+            yield Listener(path=("sites", name, "ports"), host=host, ports=own)
 
 
 def _roles(raw: object) -> frozenset[Role] | None:

@@ -7,7 +7,8 @@ hide the mistakes beside it. `None` in a draft means: could not be read, say not
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.topology.mistakes import Path, unknown
+from orchestrator.topology.addresses import ports_needed
+from orchestrator.topology.mistakes import Path, path_text, unknown
 from orchestrator.topology.schema import Pool
 from transport.codecs.choose import may_lose
 from workers.api.messages import Role
@@ -16,15 +17,27 @@ Found = tuple[Path, str]  # where, and what is wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Ports of a host that something declares to listen on; `path` says what."""
+
+    path: Path
+    host: str
+    ports: range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The names and roles that the rules compare."""
+    """The names, roles and ports that the rules compare."""
 
     roles: dict[str, dict[str, frozenset[Role] | None]]  # site -> pool -> roles
     pools: dict[tuple[str, str], Pool]  # (site, pool), only the well-formed ones
     ends: tuple[tuple[str, str] | None, ...]  # per link
+    listeners: tuple[Listener, ...]  # of sites that declare ports, and of the gateway
+    elsewhere: frozenset[str]  # sites that are on machines of their own
     gateway_site: str | None
     route: str | None
     codec: str | None
+    kv_dtype: object = "bfloat16"
 
     def sites_with(self, role: Role) -> list[str]:
         """Sites in which some pool may take the role."""
@@ -49,9 +62,12 @@ def broken_rules(draft: Draft) -> Iterator[Found]:
     """Every rule that the draft breaks."""
     for (site, name), pool in draft.pools.items():
         yield from _pool_rules(("sites", site, "pools", name), pool)
-    yield from _kv_pool_rules(draft)
+    yield from _kv_store_rules(draft)
+    yield from _evict_rules(draft)
     yield from _codec_rules(draft)
+    yield from _dtype_rules(draft)
     yield from _site_rules(draft)
+    yield from _port_rules(draft)
     links_good = True
     for found in _link_rules(draft):
         links_good = False
@@ -83,22 +99,58 @@ def _pool_rules(path: Path, pool: Pool) -> Iterator[Found]:
         )
     if pool.simulate is not None and pool.engine != "simulated":
         yield (*path, "simulate"), f"only with engine: simulated, but engine is {pool.engine}"
+    yield from _vllm_rules(path, pool)
 
 
+def _vllm_rules(path: Path, pool: Pool) -> Iterator[Found]:
+    vllm = pool.vllm
+    if (vllm is None) == (pool.engine == "vllm"):
+        if vllm is None:
+            yield (*path, "engine"), f"vllm needs a section vllm beside it: {ONE_VLLM}"
+        else:
+            yield (*path, "vllm"), f"only with engine: vllm, but engine is {pool.engine}"
+    if vllm is None:
+        return
+    if (vllm.python is None) == (vllm.attach is None):
+        yield (*path, "vllm"), f"needs one of the two: {ONE_VLLM}"
+    elif vllm.attach is not None:
+        if vllm.pools is None:
+            yield (*path, "vllm"), "attach needs pools: the folder that vLLM was started with"
+        if vllm.args or vllm.env:
+            yield (*path, "vllm"), "args and env are for a vLLM that is started, not attached"
+        if pool.instances > 1:
+            yield (*path, "instances"), "workers that attach need a vLLM each: one pool for each"
+    elif vllm.pools is not None:
+        yield (*path, "vllm", "pools"), "only with attach: what is started is told by itself"
+
+
+ONE_VLLM = "python (of an environment that has vLLM) or attach (the url of one that runs)"
 NO_ROLES = "give at least one of prefill, relay, main, or leave roles out: then they are planned"
 
 
-def _kv_pool_rules(draft: Draft) -> Iterator[Found]:
-    first: dict[str, tuple[str, str]] = {}
+def _kv_store_rules(draft: Draft) -> Iterator[Found]:
+    first: dict[tuple[str | None, str], tuple[str, str]] = {}
     for (site, name), pool in draft.pools.items():
-        if pool.kv_pool is None or pool.kv_pool.nvme is None:
+        if pool.kv_store is None or pool.kv_store.nvme is None:
             continue
-        other = first.setdefault(pool.kv_pool.nvme.path, (site, name))
+        machine = site if site in draft.elsewhere else None  # all others are on this one
+        other = first.setdefault((machine, pool.kv_store.nvme.path), (site, name))
         if other != (site, name):
             yield (
-                ("sites", site, "pools", name, "kv_pool", "nvme", "path"),
+                ("sites", site, "pools", name, "kv_store", "nvme", "path"),
                 f"{'.'.join(other)} keeps its blocks there already",
             )
+
+
+def _evict_rules(draft: Draft) -> Iterator[Found]:
+    pruning = {at: pool for at, pool in draft.pools.items() if pool.evict is not None}
+    whole = [at for at, pool in draft.pools.items() if pool.engine == "vllm"]
+    for site, name in pruning if whole else ():
+        yield (
+            ("sites", site, "pools", name, "evict"),
+            f"{'.'.join(whole[0])} could be sent what is left of a request, and its engine, vllm, "
+            "takes requests with all of their tokens only",
+        )
 
 
 def _codec_rules(draft: Draft) -> Iterator[Found]:
@@ -112,11 +164,44 @@ def _codec_rules(draft: Draft) -> Iterator[Found]:
         )
 
 
+def _dtype_rules(draft: Draft) -> Iterator[Found]:
+    simulated = [name for name, pool in draft.pools.items() if pool.engine == "simulated"]
+    if simulated and draft.kv_dtype in ("float16", "float32"):
+        site, pool = simulated[0]
+        yield (
+            ("kv_dtype",),
+            f"the simulated engine of {site}.{pool} keeps KV in bfloat16: leave it out, or "
+            "engine: torch",
+        )
+
+
 def _site_rules(draft: Draft) -> Iterator[Found]:
     if not draft.roles:
         yield ("sites",), "at least one site is needed"
     elif draft.gateway_site is not None and draft.gateway_site not in draft.roles:
         yield ("gateway", "site"), unknown("site", draft.gateway_site, list(draft.roles))
+
+
+def _port_rules(draft: Draft) -> Iterator[Found]:
+    for number, one in enumerate(draft.listeners):
+        if one.path[0] == "sites":
+            yield from _room_rules(draft, one)
+        for other in draft.listeners[:number]:
+            first, last = max(one.ports[0], other.ports[0]), min(one.ports[-1], other.ports[-1])
+            if one.host == other.host and first <= last:
+                yield one.path, f"port {first} of {one.host} is {path_text(other.path)} already"
+                break
+
+
+def _room_rules(draft: Draft, site: Listener) -> Iterator[Found]:
+    workers = sum(p.instances for (name, _), p in draft.pools.items() if name == site.path[1])
+    needed = ports_needed(workers)
+    if len(site.ports) < needed:
+        yield (
+            site.path,
+            f"the agent needs one port and each of {workers} workers two: {needed}, "
+            f"but there are {len(site.ports)}",
+        )
 
 
 def _link_rules(draft: Draft) -> Iterator[Found]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,6 +21,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import with_info_before_validator_function
 
 from orchestrator.state.config import Deadlines as CoreDeadlines
+from orchestrator.topology.addresses import check_host, parse_ports
 from orchestrator.topology.units import (
     WITH_UNIT,
     UnitError,
@@ -32,6 +34,7 @@ from orchestrator.topology.units import (
 )
 from transport.tls import TlsFiles
 from workers.api.messages import Role
+from workers.kv.evict.config import Eviction, Heads
 
 # The way of a fibre is longer than the straight line (1.2-1.5 times), and light in glass
 # needs 4.9 microseconds a kilometre.
@@ -96,6 +99,15 @@ Size = Annotated[int, Quantity(parse_size_bytes, "8GiB"), Field(gt=0)]
 # Names become node labels, worker ids and metric labels.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Host = Annotated[str, AfterValidator(check_host), Field(examples=["10.0.0.1"])]
+
+
+def _ports(text: str) -> str:
+    parse_ports(text)
+    return text
+
+
+Ports = Annotated[str, AfterValidator(_ports), Field(examples=["7000-7009"])]
 
 
 class Strict(BaseModel):
@@ -120,7 +132,7 @@ class Files(Strict):
     size_bytes: Size = Field(alias="size")
 
 
-class KVPool(Strict):
+class KVStore(Strict):
     """A store of KV blocks beside a pool's workers: memory, and files that outlive a restart.
 
     Workers of all pools of the site that have one read from each other's. `quotas`: what a tenant
@@ -131,6 +143,77 @@ class KVPool(Strict):
     nvme: Files | None = None
     policy: Literal["lru", "s3-fifo"] = "lru"
     quotas: dict[Name, Size] = Field(default_factory=dict)
+
+
+class Vllm(Strict):
+    """The vLLM of each of a pool's workers: started with a `python` that has it, or one that runs.
+
+    A `python` with a slash is a path from where pdd runs. `args` and `env` are vLLM's own, for what
+    is started. What runs is at `attach`, on the workers'
+    machine, and was given the folder `pools` for the KV that it shares with them.
+    """
+
+    python: str | None = Field(default=None, min_length=1)
+    args: tuple[str, ...] = Field(default=(), strict=False)
+    env: dict[str, str] = Field(default_factory=dict)
+    attach: str | None = None
+    pools: str | None = Field(default=None, min_length=1)
+
+    @field_validator("attach")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"http://[^\s/]+", value):
+            raise PydanticCustomError("url", NO_VLLM_URL)
+        return value
+
+
+NO_VLLM_URL = "a url such as http://127.0.0.1:8100"
+
+
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class Evict(Strict):
+    """What a pool's workers keep of a request's tokens; see `workers.kv.evict`.
+
+    `heads`: whether TriAttention goes by the head that wants a token most, or by all heads' shares.
+    `budget`: below 1 a share of the tokens, from 1 on that many. Some die whenever `slack` more
+    live, once the prompt is computed; the `first`, the last `recent` and, if wanted, the prompt's
+    never. Blocks come together where more than `waste` of their places is empty while less than
+    `low` of the pool is free. `calibration`: what `pdd calibrate` wrote, if it is not the user's.
+    """
+
+    policy: Literal["h2o", "scissorhands", "random", "sink-recent", "triattention"]
+    budget: float = Field(gt=0, allow_inf_nan=False)
+    slack: Positive = 128
+    recent: Positive = 128
+    first: int = Field(default=4, ge=0)
+    keep_prompt: bool = False
+    heads: Literal["union", "shares"] = "union"
+    waste: Share = 0.25
+    low: Share = 0.5
+    calibration: str | None = Field(default=None, min_length=1)
+
+    @field_validator("budget")
+    @classmethod
+    def _whole(cls, value: float) -> float:
+        if value >= 1 and value != int(value):
+            raise PydanticCustomError("budget", NO_BUDGET)
+        return value
+
+    @model_validator(mode="after")
+    def _heads(self) -> Self:
+        if self.heads != "union" and self.policy != "triattention":
+            raise PydanticCustomError("heads", NO_HEADS)
+        return self
+
+    def orders(self) -> Eviction:
+        """The same for an engine."""
+        return Eviction(**self.model_dump(exclude={"heads"}), heads=Heads(self.heads))
+
+
+NO_BUDGET = "a share of the tokens below 1, or a whole number of them"
+NO_HEADS = "heads is for the policy triattention"
 
 
 class Pool(Strict):
@@ -150,14 +233,16 @@ class Pool(Strict):
     roles: frozenset[Annotated[Role, Field(strict=False)]] = Field(
         default=frozenset(Role), strict=False
     )
-    engine: Literal["torch", "simulated"] = "torch"
+    engine: Literal["torch", "simulated", "vllm"] = "torch"
     simulate: Simulate | None = None
+    vllm: Vllm | None = None
     price_per_h: PricePerHour | None = Field(default=None, alias="price")  # of one chip
     kv_tokens: Positive = 16384
     block_size: Positive = 16
     chunk_tokens: Positive = 128
     slots: Positive = 8  # legs at once in one worker
-    kv_pool: KVPool | None = None  # None: what leaves a worker's memory is lost
+    kv_store: KVStore | None = None  # None: what leaves a worker's memory is lost
+    evict: Evict | None = None  # None: every token is kept
 
     @property
     def open(self) -> bool:
@@ -168,12 +253,19 @@ class Pool(Strict):
 class Site(Strict):
     """A place whose pools are near each other; `local` starts here, an `agent` dials in.
 
-    `bandwidth` is what carries KV between two workers of it: the router reckons with it.
+    `bandwidth` is what carries KV between two workers of it: the router reckons with it. `host` is
+    where its workers and its agent listen and others reach them, `ports` are all that they take.
     """
 
     launch: Literal["local", "agent"] = "local"
     rate_bytes_per_s: Rate = Field(default=SITE_BYTES_PER_S, alias="bandwidth")
+    host: Host | None = None  # None: on the loopback, for this machine only
+    ports: Ports | None = None  # None: the agent chooses
     pools: dict[Name, Pool] = Field(default_factory=dict)
+
+    @property
+    def port_range(self) -> range | None:
+        return None if self.ports is None else parse_ports(self.ports)
 
 
 class Link(Strict):
@@ -227,6 +319,16 @@ class Replan(Strict):
     gain: Part = 0.15
 
 
+class Agents(Strict):
+    """Where sites' agents reach the gateway; the second of its processes at `port` + 1, and so on.
+
+    `host`: as agents dial it.
+    """
+
+    host: Host
+    port: int = Field(ge=1, le=65535)
+
+
 class Gateway(Strict):
     """Where clients connect.
 
@@ -239,6 +341,7 @@ class Gateway(Strict):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=1, le=65535)
     processes: int = Field(default=1, ge=1, le=64)
+    agents: Agents | None = None  # None: on the loopback, for agents that start here
     cors: tuple[str, ...] = Field(default=(), strict=False)  # origins of web pages that may ask
 
 
@@ -319,11 +422,13 @@ class Tenant(Strict):
 class Security(Strict):
     """Who may use the gateway, and how sites know each other.
 
-    Without keys everybody may, as the tenant `default`; so are keys that name no tenant.
+    Without keys everybody may, as the tenant `default`; so are keys that name no tenant. With them
+    only an operator's key may change the deployment, as `pdd drain` does.
     """
 
     api_keys_env: str | None = None  # the environment variable that holds keys
     api_keys_file: str | None = Field(default=None, min_length=1)
+    operator_keys_env: str | None = None  # the environment variable that holds operators' keys
     tenants: dict[Name, Tenant] = Field(default_factory=dict)
     tls: Tls | None = None  # None: traffic between sites is not encrypted
 
@@ -359,6 +464,8 @@ class Topology(Strict):
     gateway: Gateway
     slo: Slo = Field(default_factory=Slo)
     policy: Policy = Field(default_factory=Policy)
+    # In which KV is kept and sent, in every site; what vLLM computes in, too.
+    kv_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     plan: PlanSection | None = None
     replan: Replan | None = None  # None: roles stay what they are
     security: Security = Field(default_factory=Security)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import orjson
 
@@ -24,7 +25,9 @@ from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import ClockError, Process
 from orchestrator.virtual.schedule import Schedule
 from orchestrator.virtual.setup import Setup
+from orchestrator.virtual.stores.store import VirtualStore
 from orchestrator.virtual.worker import VirtualWorker
+from workers.tiers.holdings import AWAY
 
 ADDRESS = "virtual:1"  # of everything: calls go to the processes themselves
 
@@ -42,6 +45,7 @@ class VirtualAgent:
         schedule: Schedule,
         network: Network,
         workers: Sequence[VirtualWorker],
+        stores: Sequence[VirtualStore],
         gateways: Callable[[], Sequence[VirtualGateway]],
     ) -> None:
         name = f"agent-{site}"
@@ -49,6 +53,7 @@ class VirtualAgent:
         self.site = site
         self._network = network
         self._workers = {worker.spec.name: worker for worker in workers}
+        self._stores = stores
         self._gateways = gateways
         self._places = setup.gateways
         self._placed: set[str] = set()
@@ -70,6 +75,8 @@ class VirtualAgent:
         self._renewals = [Renewals() for _ in range(self._places)]
         self._asked = [0] * self._places  # renewals sent, by the gateway's place
         self._answered = [0] * self._places  # the newest that has an outcome
+        # Versions of the stores that each gateway has.
+        self._known: list[dict[str, str]] = [{} for _ in range(self._places)]
         self._watch()
         for place in range(self._places):
             self._renew(place)
@@ -99,30 +106,44 @@ class VirtualAgent:
     def _renew(self, place: int) -> None:
         self._asked[place] += 1
         number = self._asked[place]
-        report = orjson.dumps(self._inventory.report(self._renewals[place].state))
+        stores = [self._told(store, self._known[place]) for store in self._stores]
+        report = orjson.dumps(
+            self._inventory.report(self._renewals[place].state) | {"stores": stores}
+        )
         gateway = self._gateways()[place]
         self._network.send(
             self.process, gateway.process, self._arrive, place, number, gateway, report
         )
         self.process.after(RENEW_TIMEOUT_S, self._outcome, place, number, False)
 
+    def _told(self, store: VirtualStore, known: dict[str, str]) -> dict[str, Any]:
+        pool, process = store.spec.pool, store.process
+        since = known.get(pool, "")
+        answers = process.alive and not process.frozen
+        told = store.blocks.holdings(bytes.fromhex(since)) if answers else AWAY
+        return {"pool": pool, "since": since, "account": None, **told.told_on()}
+
     def _arrive(self, place: int, number: int, gateway: VirtualGateway, report: bytes) -> None:
         if gateway.process.alive:
             gateway.process.do(self._take, place, number, gateway, report)
         else:
-            self._answer(place, number, gateway, False)
+            self._answer(place, number, gateway, None)
 
     def _take(self, place: int, number: int, gateway: VirtualGateway, report: bytes) -> None:
-        renewed = gateway.renew(_read(report))
-        self._answer(place, number, gateway, renewed)
+        self._answer(place, number, gateway, gateway.renew(_read(report)))
 
-    def _answer(self, place: int, number: int, gateway: VirtualGateway, renewed: bool) -> None:
+    def _answer(
+        self, place: int, number: int, gateway: VirtualGateway, known: dict[str, str] | None
+    ) -> None:
+        """`known`: the versions of stores that the gateway has; None: it refused."""
         life = self.process.life
-        self._network.send(gateway.process, self.process, self._heard, life, place, number, renewed)
+        self._network.send(gateway.process, self.process, self._heard, life, place, number, known)
 
-    def _heard(self, life: int, place: int, number: int, renewed: bool) -> None:
+    def _heard(self, life: int, place: int, number: int, known: dict[str, str] | None) -> None:
         if life == self.process.life:
-            self.process.do(self._outcome, place, number, renewed)
+            if known is not None and number > self._answered[place]:
+                self._known[place] = known
+            self.process.do(self._outcome, place, number, known is not None)
 
     def _outcome(self, place: int, number: int, renewed: bool) -> None:
         if number <= self._answered[place]:
@@ -135,7 +156,6 @@ class VirtualAgent:
 
 def _serving(worker: VirtualWorker) -> Description:
     return Description(
-        roles=tuple(sorted(worker.spec.roles)),
         http=ADDRESS,
         kv=ADDRESS,
         phase=Phase.SERVING,

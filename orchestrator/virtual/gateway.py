@@ -11,6 +11,7 @@ from orchestrator.membership.leases import Change, Draining, Left, Present, Site
 from orchestrator.membership.members import Members
 from orchestrator.membership.reach import Lost, News
 from orchestrator.membership.reports import LeaseRefused, Report
+from orchestrator.membership.stores import StoreVersions
 from orchestrator.state.actions import Action, Send
 from orchestrator.state.events import ClientGone, Event, Heard, LinkTold, Ticked
 from orchestrator.virtual.channel import VirtualChannel
@@ -94,6 +95,7 @@ class VirtualGateway:
         self._lease_at: float | None = None
         self._lease_s = setup.lease_s
         self._renewed: dict[str, float] = {}  # when each site's lease was renewed last
+        self._stores = StoreVersions()
         self._to_flush: dict[str, VirtualChannel] = {}
         self._flushing = False
         for site_a, site_b in combinations(setup.sites, 2):
@@ -122,15 +124,21 @@ class VirtualGateway:
 
     # ------------------------------------------------------------ agents and workers
 
-    def renew(self, report: Report) -> bool:
-        """An agent's report; whether it was taken."""
+    def renew(self, report: Report) -> dict[str, str] | None:
+        """An agent's report; the versions of its site's stores that are known then, by pool.
+
+        None: it was refused.
+        """
         try:
             changes = self.leases.renew(report, self.process.time())
         except LeaseRefused:
-            return False
+            return None
         self._renewed[report.site] = self.process.time()
         self._change(changes)
-        return True
+        for _, news in self._stores.hear(report):
+            if news is not None:
+                self.tell(news)
+        return dict(self._stores.of(report.site))
 
     def news(self, worker: str, news: Iterable[News]) -> None:
         """What a channel has to tell of a worker's reach."""

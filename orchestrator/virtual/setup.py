@@ -5,14 +5,17 @@ from dataclasses import dataclass, field
 from orchestrator.state.config import CoreConfig
 from orchestrator.state.events import Arrived
 from orchestrator.virtual.process import ClockError
+from orchestrator.virtual.stores.store import StoreSpec
 from workers.api.messages import Role
+from workers.kv.evict.config import Eviction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
     """One worker, named site/pool/number. `salt`: see `SimulatedModel.divergence`.
 
-    `step_s` is a decode step of any batch, `kv_tokens` the size of its pool. A `warm` one knows its
+    `step_s` is a decode step of any batch, `kv_tokens` the size of its pool, `eviction` what that
+    keeps. A `warm` one knows its
     step before its first decode here, as one does that has served others before.
     """
 
@@ -23,6 +26,7 @@ class WorkerSpec:
     prefill_tokens_per_s: float = 1000.0
     slots: int = 8
     kv_tokens: int = 4096
+    eviction: Eviction | None = None
     salt: int = 0
     warm: bool = True
 
@@ -53,6 +57,7 @@ class Setup:
     divergence: int | None = None
     vocab_size: int = 32_000
     clocks: dict[str, ClockError] = field(default_factory=dict)  # of processes, by name
+    stores: tuple[StoreSpec, ...] = ()
 
     @property
     def sites(self) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from orchestrator.virtual.process import ClockError, Process
 from orchestrator.virtual.promises import Breach, Promise, defect
 from orchestrator.virtual.schedule import Schedule
 from orchestrator.virtual.setup import Setup, WorkerSpec
+from orchestrator.virtual.stores.moves import VirtualStorage
+from orchestrator.virtual.stores.store import VirtualStore
 from transport.base import StreamId
 from workers.api.messages import (
     HEARTBEAT_S,
@@ -24,7 +26,15 @@ from workers.costs import MeasuredCosts
 from workers.engines.base import SeqId, SequenceSpec, Step
 from workers.engines.simulated.engine import SimulatedEngine, WrongKV
 from workers.engines.simulated.model import SimulatedModel
-from workers.outputs import CloseStream, DropImport, OpenStream, Output, Up
+from workers.outputs import (
+    CloseStream,
+    DropImport,
+    LoadBlocks,
+    OpenStream,
+    Output,
+    SaveBlocks,
+    Up,
+)
 from workers.sharing import told_to
 from workers.streams.packed import packed
 from workers.streams.recent import RecentAnswers
@@ -63,8 +73,11 @@ class VirtualWorker:
         network: Network,
         find: Callable[[str], KVPlane | None],
         breach: Callable[[Breach], None],
+        stores: Sequence[VirtualStore] = (),
     ) -> None:
+        """`stores`: its site's, if its pool has one; the one to save to first."""
         self.spec = spec
+        self._stores = stores
         self._breach = breach
         clock = setup.clocks.get(spec.name, ClockError())
         self.process = Process(spec.name, spec.site, schedule, clock)
@@ -82,9 +95,24 @@ class VirtualWorker:
             ),
             kv_total_tokens=spec.kv_tokens,
             chunk_tokens=CHUNK_TOKENS,
+            eviction=spec.eviction,
         )
         self.core = Worker(
-            spec.name, self.engine, slots=spec.slots, hold_s=setup.hold_s, lease_s=setup.lease_s
+            spec.name,
+            self.engine,
+            slots=spec.slots,
+            hold_s=setup.hold_s,
+            lease_s=setup.lease_s,
+            stores=bool(self._stores),
+        )
+        self.storage = VirtualStorage(
+            self.process,
+            self.engine,
+            self._stores,
+            self._network,
+            line_bytes_per_s=setup.bytes_per_s if len(setup.sites) > 1 else None,
+            loaded=self._blocks_loaded,
+            wrong=self._wrong_block,
         )
         self.kv = KVPlane(self, self._network, self._find)
         self.hello = Hello(
@@ -160,6 +188,16 @@ class VirtualWorker:
         at = self.process.schedule.now
         self._breach(Breach(promise=Promise.INTACT, who=stream.request, at=at, seen=str(error)))
 
+    # ------------------------------------------------------------ what its site's stores give
+
+    def _blocks_loaded(self, seq: SeqId) -> None:
+        self.submit(lambda core, now: core.blocks_loaded(seq, now))
+
+    def _wrong_block(self, seq: SeqId, error: WrongKV) -> None:
+        """A store's block is not the KV of its tokens."""
+        at = self.process.schedule.now
+        self._breach(Breach(promise=Promise.INTACT, who=seq.request, at=at, seen=str(error)))
+
     # ------------------------------------------------------------ steps
 
     def _turn(self, call: Callable[[], Sequence[Output]]) -> None:
@@ -225,6 +263,10 @@ class VirtualWorker:
                 self.kv.close(output.stream)
             elif isinstance(output, DropImport):
                 self.kv.drop(output.stream)
+            elif isinstance(output, LoadBlocks):
+                self.storage.load(output)
+            elif isinstance(output, SaveBlocks):
+                self.storage.save(output)
         self.kv.refresh()
         for gateway, messages in lines.items():
             self._say(gateway, messages)

@@ -12,7 +12,8 @@ from orchestrator.virtual.network import Network
 from orchestrator.virtual.process import Process
 from orchestrator.virtual.promises import Breach, Promise
 from orchestrator.virtual.schedule import Schedule
-from orchestrator.virtual.setup import Ask, Setup
+from orchestrator.virtual.setup import Ask, Setup, WorkerSpec
+from orchestrator.virtual.stores.store import VirtualStore
 from orchestrator.virtual.worker import VirtualWorker
 
 QUIET_CHECK_S = 0.5
@@ -46,12 +47,10 @@ class World:
             bytes_per_s=setup.bytes_per_s,
             jitter_s=setup.jitter_s,
         )
-        self.workers = {
-            spec.name: VirtualWorker(
-                spec, setup, self.schedule, self.network, self._plane, self.breaches.append
-            )
-            for spec in setup.workers
-        }
+        self.stores = {spec.name: VirtualStore(spec, self.schedule) for spec in setup.stores}
+        for store in self.stores.values():
+            store.boot()
+        self.workers = {spec.name: self._new_worker(spec) for spec in setup.workers}
         self._starts = [0] * setup.gateways
         self.gateways = [self._new_gateway(place) for place in range(setup.gateways)]
         self.agents = {site: self._new_agent(site) for site in setup.sites}
@@ -145,6 +144,19 @@ class World:
             if back_after is not None:
                 self.schedule.after(back_after, worker.boot)
 
+    def kill_store(self, name: str, *, back_after: float) -> None:
+        """SIGKILL; it is started again, and reads its files."""
+        store = self.stores[name]
+        if store.process.alive:
+            store.process.kill()
+            self.schedule.after(back_after, store.boot)
+
+    def delay_store(self, name: str, late_s: float, seconds: float) -> None:
+        """Its answers take longer for a while."""
+        store = self.stores[name]
+        store.late_s += late_s
+        self.schedule.after(seconds, self._in_time, store, late_s)
+
     def kill_agent(self, site: str, *, back_after: float) -> None:
         """SIGKILL; a new agent adopts the workers."""
         agent = self.agents[site]
@@ -182,9 +194,17 @@ class World:
 
     def processes(self) -> list[Process]:
         """All processes that are there now, in a fixed order."""
-        owners: list[VirtualWorker | VirtualAgent | VirtualGateway]
-        owners = [*self.workers.values(), *self.agents.values(), *self.gateways]
+        owners: list[VirtualWorker | VirtualAgent | VirtualGateway | VirtualStore]
+        owners = [
+            *self.workers.values(),
+            *self.agents.values(),
+            *self.gateways,
+            *self.stores.values(),
+        ]
         return [owner.process for owner in owners]
+
+    def _in_time(self, store: VirtualStore, late_s: float) -> None:
+        store.late_s -= late_s
 
     def _thaw(self, process: Process, life: int) -> None:
         if process.life == life:
@@ -204,11 +224,33 @@ class World:
             self.breaches.append,
         )
 
+    def _new_worker(self, spec: WorkerSpec) -> VirtualWorker:
+        stores = self._stores_of(spec.site)
+        stores.sort(key=lambda store: store.spec.pool != spec.pool)
+        return VirtualWorker(
+            spec,
+            self.setup,
+            self.schedule,
+            self.network,
+            self._plane,
+            self.breaches.append,
+            stores if stores and stores[0].spec.pool == spec.pool else (),
+        )
+
     def _new_agent(self, site: str) -> VirtualAgent:
         workers = [worker for worker in self.workers.values() if worker.spec.site == site]
         return VirtualAgent(
-            site, self.setup, self.schedule, self.network, workers, lambda: self.gateways
+            site,
+            self.setup,
+            self.schedule,
+            self.network,
+            workers,
+            self._stores_of(site),
+            lambda: self.gateways,
         )
+
+    def _stores_of(self, site: str) -> list[VirtualStore]:
+        return [store for store in self.stores.values() if store.spec.site == site]
 
     def _plane(self, worker: str) -> KVPlane | None:
         found = self.workers[worker]

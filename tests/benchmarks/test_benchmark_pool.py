@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pool import crossover, turns
+from benchmarks.pool import crossover, modelled, turns
+from orchestrator.catalogue import load_catalogue, roofline
+from workers.kv.prefix import CANONICAL_TOKENS
 
 
 def test_the_replay_of_conversations_adds_up(
@@ -33,3 +35,32 @@ def test_where_a_model_computes_slowly_all_is_loaded(
         loads = row[f"{tier}_loads"]
         assert [load["loaded"] for load in loads] == [load["tokens"] for load in loads]
         assert row[f"{tier}_from_tokens"] == crossover.LENGTHS[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "chip", "parallel", "memory", "files"),
+    [
+        ("llama-3.1-70b", "h20", 2, True, True),
+        ("qwen3-8b", "l40s", 1, True, False),
+        ("qwen3-8b", "h100", 1, False, False),
+    ],
+)
+@pytest.mark.parametrize("tokens", [512, 4096])
+def test_the_simulated_engine_switches_where_loading_stops_to_pay(
+    model: str, chip: str, parallel: int, memory: bool, files: bool, tokens: int
+) -> None:
+    """And is never slower than computing, but for the question."""
+    catalogue = load_catalogue()
+    facts = catalogue.models[model]
+    costs = roofline(catalogue.chips[chip], facts, parallel)
+    nbytes = round(facts.kv_bytes_per_token.value) * CANONICAL_TOKENS
+
+    def ask(rate: float | None) -> modelled.Asked:
+        return modelled.ask(costs, tokens, block_bytes=nbytes, bytes_per_s=rate, answer_s=0.001)
+
+    alone = ask(None)
+    for rate, loads in ((2e9, memory), (5e8, files)):
+        asked = ask(rate)
+        assert (asked.loaded > 0) is loads
+        assert asked.seconds < alone.seconds + 0.002
+        assert not loads or asked.seconds < 0.9 * alone.seconds or tokens == 512

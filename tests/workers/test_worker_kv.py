@@ -19,7 +19,7 @@ from tests.workers.worker_rig import (
 )
 from transport.base import OfferRefused, StreamId
 from workers.api.info import Part
-from workers.api.messages import KVFailed, Landed, Role, TokenRun
+from workers.api.messages import KVFailed, Landed, Refused, Role, Stop, TokenRun
 from workers.engines.base import SeqId
 from workers.handover import LEG_ENDED
 from workers.kv.prefix import block_names
@@ -127,6 +127,52 @@ def test_stopping_the_source_closes_its_stream_and_tells_who_waits() -> None:
     rig.send(send_kv())
     assert rig.send(stop(epoch=1)) == [failed("the source was stopped")]
     assert rig.made(CloseStream) == [CloseStream(stream=STREAM)]
+
+
+def test_what_is_still_to_be_sent_is_not_evicted() -> None:
+    """The send is asynchronous: others want the memory long before it is read."""
+    rig = Rig(kv_total_tokens=160)
+    rig.send(start(Role.PREFILL))
+    rig.run()
+    rig.send(send_kv())
+    seq = SeqId("r", 1)
+    before = [rig.engine.read(seq, 0, part, 0, len(PROMPT)).data.tobytes() for part in Part]
+    for number in range(20):
+        other = tuple(range(1000 * number, 1000 * number + 60))
+        rig.send(start(Role.PREFILL, request=f"q{number}", prompt_ids=other, reserve=64))
+        rig.run()
+        rig.send(Stop(request=f"q{number}", epoch=1))
+    waits = [
+        start(Role.PREFILL, request=f"w{n}", prompt_ids=tuple(range(n, n + 60)), reserve=64)
+        for n in (25_000, 26_000, 27_000)
+    ]
+    told = [answer for wait in waits for answer in rig.send(wait)]
+    assert [type(answer) for answer in told] == [Refused, Refused], "who has no room is told so"
+    after = [rig.engine.read(seq, 0, part, 0, len(PROMPT)).data.tobytes() for part in Part]
+    assert before == after
+    far = Rig("far")
+    far.send(start())
+    assert far.carry(rig.engine, seq, stop=len(PROMPT)) == [LANDED]
+    far.send(feed(TEXT[:1]))
+    assert far.tokens() == TEXT[1:]
+
+
+def test_a_wrong_name_in_a_notification_neither_keeps_nor_frees_anything() -> None:
+    rig = prefilled()
+    rig.send(send_kv())
+    held = rig.engine.kv_held_tokens()
+    for wrong in (StreamId("r", 9, 2), StreamId("r", 1, 9), StreamId("another", 1, 2)):
+        assert rig.note(rig.worker.export_completed(wrong, rig.now)) == []
+        assert rig.note(rig.worker.export_failed(wrong, "it was refused", rig.now)) == []
+        assert rig.note(rig.worker.import_completed(wrong, rig.now)) == []
+        assert rig.note(rig.worker.import_broken(wrong, "not resumed", rig.now)) == []
+    for message in (stop(epoch=9), Stop(request="another", epoch=1)):
+        rig.send(message)
+    assert rig.engine.kv_held_tokens() == held > 0
+    rig.worker.export_completed(STREAM, rig.now)
+    rig.send(stop(epoch=1))
+    assert rig.engine.kv_held_tokens() == 0
+    assert rig.worker.idle
 
 
 def test_an_export_of_tokens_that_were_taken_back_fails() -> None:

@@ -86,7 +86,7 @@ class _Lossy:
         )
 
     def encode(self, bits: np.ndarray, key: SliceKey) -> Buffer:
-        exact = _exact_tokens(key)
+        exact = min(_exact_tokens(key), len(bits))
         head = bits[:exact].reshape(-1).view(np.uint8)
         if exact == len(bits):
             return head.tobytes()

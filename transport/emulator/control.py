@@ -47,16 +47,20 @@ class LineControl:
         """Change `delay_s`, `rate_bytes_per_s`, `jitter_s` or `loss` of both directions."""
         await self._ask(op="set", line=line, values=values)
 
-    async def cut(self, line: str) -> None:
-        """Nothing moves until `restore`; connections stay open and nothing is lost."""
-        await self._ask(op="cut", line=line)
+    async def cut(self, line: str, *, towards: str | None = None) -> None:
+        """Nothing moves until `restore`; connections stay open and nothing is lost.
+
+        `towards` a site: only the direction that ends there.
+        """
+        await self._ask(op="cut", line=line, towards=towards)
 
     async def restore(self, line: str) -> None:
         await self._ask(op="restore", line=line)
 
     async def stats(self) -> dict[str, Any]:
         """{line: {"from->to": {sent_bytes: {plane: n}, queued_bytes: {plane: n}, cut, ...}}}"""
-        return (await self._ask(op="stats"))["lines"]
+        lines: dict[str, Any] = (await self._ask(op="stats"))["lines"]
+        return lines
 
     async def close(self) -> None:
         self._writer.close()
@@ -67,7 +71,7 @@ class LineControl:
                 async with asyncio.timeout(_ANSWER_S):
                     self._writer.write(json.dumps(message).encode() + b"\n")
                     await self._writer.drain()
-                    answer = json.loads(await self._reader.readuntil(b"\n"))
+                    answer: dict[str, Any] = json.loads(await self._reader.readuntil(b"\n"))
             except (OSError, EOFError, TimeoutError) as error:
                 raise LineError(f"the emulator does not answer: {error!r}") from error
         if "error" in answer:
@@ -93,7 +97,7 @@ async def start_emulator(config: dict[str, Any]) -> tuple[asyncio.subprocess.Pro
     try:
         async with asyncio.timeout(_START_S):
             line = await process.stdout.readline()
-        ready = json.loads(line) if line else {"error": "no answer"}
+        ready: dict[str, Any] = json.loads(line) if line else {"error": "no answer"}
         if "error" in ready:
             raise LineError(f"the emulator did not start: {ready['error']}")
         return process, await LineControl.connect(ready["control_port"])

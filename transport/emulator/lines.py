@@ -65,7 +65,8 @@ class Emulator:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, there.queue_limit_bytes)
         server = await asyncio.get_running_loop().create_server(accepted, sock=listener)
         self._servers.append(server)
-        return listener.getsockname()[1]
+        taken: int = listener.getsockname()[1]
+        return taken
 
     async def _connect(self, near: End, out: Flow, answer: Flow, host: str, port: int) -> None:
         """Set-up crosses the line too: the first byte leaves one round trip after the accept."""
@@ -95,7 +96,7 @@ class Emulator:
                     for pipe in self._both(line):
                         pipe.change(**values)
                 case "cut":
-                    for pipe in self._both(message.pop("line")):
+                    for pipe in self._towards(message.pop("line"), message.pop("towards", None)):
                         pipe.cut()
                 case "restore":
                     for pipe in self._both(message.pop("line")):
@@ -127,6 +128,16 @@ class Emulator:
         if pipe is None:
             raise ConfigError(f"no line between {one} and {other}: {', '.join(self._names)}")
         return pipe
+
+    def _towards(self, line: str, site: str | None) -> tuple[Pipe, ...]:
+        """The direction that ends at `site`; None: both."""
+        pipes = self._both(line)
+        if site is None:
+            return pipes
+        ends = self._names[line]
+        if site not in ends:
+            raise ConfigError(f"line {line} does not end at {site!r}: {', '.join(ends)}")
+        return (self._pipes[ends[site == ends[0]], site],)
 
     def _both(self, line: str) -> tuple[Pipe, Pipe]:
         if line not in self._names:

@@ -160,7 +160,7 @@ class Data:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        tokens = self.key.stop - self.key.start
+        tokens = sum(count for _, count in self.positions)
         return tokens, self.heads[1] - self.heads[0], self.head_size
 
     @property

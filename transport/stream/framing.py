@@ -41,6 +41,7 @@ from transport.stream.frames import (
     Proof,
     Range,
     Refuse,
+    Run,
     Terms,
     TruncatedFrame,
     UnknownKind,
@@ -48,7 +49,7 @@ from transport.stream.frames import (
 )
 
 MAGIC = b"PDKV"
-VERSION = 2
+VERSION = 3
 _MAX_NAME = 256
 _MAX_REASON = 4096
 _MAX_MODEL = 128 << 10
@@ -340,11 +341,23 @@ def _read_data(head: _Head) -> Data:
     )
     if frame.raw_bytes != raw or raw > MAX_BODY_BYTES:
         raise MalformedFrame(f"raw length {raw} for a piece of shape {frame.shape}")
-    if sum(count for _, count in frame.positions) != stop - start:
-        raise MalformedFrame("there is not one position for each token")
+    held = sum(count for _, count in frame.positions)
+    if held > stop - start:
+        raise MalformedFrame("there is more than one position for each token")
+    if held < stop - start:
+        _check_kept(frame.positions, start, stop)
     for first, count in frame.positions:
         _checked((first, count), lambda run: run[1] > 0 and run[0] + run[1] <= 1 << 31)
     return frame
+
+
+def _check_kept(runs: tuple[Run, ...], start: int, stop: int) -> None:
+    """A piece that lacks tokens says by their positions which ones it holds."""
+    at = start
+    for first, count in runs:
+        if first < at or first + count > stop:
+            raise MalformedFrame(f"positions {first} to {first + count} of [{start}, {stop})")
+        at = first + count
 
 
 def _write_keys(frame: Ack | Again) -> list[bytes]:

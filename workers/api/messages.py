@@ -301,6 +301,9 @@ class Load:
     gateways: int = 1  # that share it
     others_slots: int = 0  # taken by legs of other gateways than the one that is told
     others_tokens: int = 0  # of KV memory, the same
+    kv_evicted_tokens: int = 0  # that have died since the worker began
+    kv_freed_blocks: int = 0  # that they have given back
+    kv_waste: float | None = None  # empty places of legs that lost tokens; None: there are none
 
 
 ControlMessage = Start | SendKV | Pause | Resume | Stop

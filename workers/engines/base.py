@@ -45,6 +45,10 @@ class GrammarLost(Exception):
     """A sequence's grammar cannot be followed any further; one line for people."""
 
 
+class EngineLost(Exception):
+    """What computes for the engine is gone, or does not answer; one line for people."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSpec:
     """What a sequence needs for its whole life.
@@ -69,6 +73,7 @@ class KVSlice:
 
     `data`: [tokens, kv_heads, head_size], dtype uint16 holding bfloat16 bits (or the unsigned
     type as wide as the pool's dtype). `positions`: RoPE position of each token, [tokens] int32.
+    Of a sequence that has lost tokens it holds those of the range that are kept.
     """
 
     layer: int
@@ -91,13 +96,27 @@ class Sample(NamedTuple):
 class StepResult(NamedTuple):
     """What a step did: samples, and the new `computed` of every sequence it worked on.
 
-    `lost`: sequences that would have sampled and never can, each with the reason.
+    `lost`: sequences that would have sampled and never can, each with the reason. `took_s`: what
+    the step took, where its caller cannot tell; 0: it was no more than a look.
     """
 
     samples: tuple[Sample, ...]
     computed: dict[SeqId, int]
     prefill_tokens: int  # tokens computed beyond the one per sequence that decode computes
     lost: tuple[tuple[SeqId, str], ...] = ()
+    took_s: float | None = None
+
+
+class KeptTokens(NamedTuple):
+    """What eviction has come to: two counts since the engine began, and how things are.
+
+    `living_tokens` of the sequences that have lost some lie in `places` places of their blocks.
+    """
+
+    evicted_tokens: int
+    freed_blocks: int
+    living_tokens: int
+    places: int
 
 
 class Step(Protocol):
@@ -119,6 +138,7 @@ class Engine(Protocol):
 
     info: EngineInfo
     on_kv: KVListener | None
+    on_lost: Callable[[], None] | None  # from any thread: the next `begin` raises EngineLost
 
     @property
     def costs(self) -> Costs | None:
@@ -171,6 +191,17 @@ class Engine(Protocol):
     def read(self, seq: SeqId, layer: int, part: Part, start: int, stop: int) -> KVSlice:
         """A copy of one slice that is in the pool. KeyError once the sequence is closed."""
 
+    def sendable(self, seq: SeqId) -> int:
+        """Leading computed tokens of which it is decided which are kept: they may be read."""
+
+    def pin(self, seq: SeqId) -> None:
+        """No token of it dies until `unpin`: somebody reads it piece by piece."""
+
+    def unpin(self, seq: SeqId) -> None:
+        """Once for each `pin`; the sequence may be closed."""
+
+    def kept(self) -> KeptTokens: ...
+
     def read_cached(self, name: bytes) -> np.ndarray | None:
         """A copy of a unit of the prefix cache, by the name of its last canonical block.
 
@@ -185,7 +216,7 @@ class Engine(Protocol):
         """Stop working on it as soon as possible, also inside a step; `close` still follows."""
 
     def begin(self) -> Step | None:
-        """Choose the next batch; None when no sequence has work."""
+        """Choose the next batch; None when no sequence has work. Raises EngineLost."""
 
     def finish(self, step: Step) -> StepResult:
         """Compute the batch. A sequence that it lost is only to be closed."""
@@ -195,3 +226,6 @@ class Engine(Protocol):
 
     def kv_held_tokens(self) -> int:
         """Tokens in blocks that some sequence references; 0 when nothing is open."""
+
+    def shutdown(self) -> None:
+        """End what would outlive this process. Nothing else is called after it."""

@@ -69,6 +69,16 @@ def resolve_model(name: str, progress: Progress | None = None) -> Path:
     return path.resolve()
 
 
+def check_model(name: str) -> None:
+    """Raise what `resolve_model` would, but convert nothing."""
+    if name not in _PACKAGED:
+        resolve_model(name)
+        return
+    *packaged, layout = _PACKAGED[name]
+    if not _conversion(name, layout).is_dir():
+        _packaged_file(name, *packaged)
+
+
 def check_directory(path: Path) -> None:
     """Raise ModelNotFound unless `path` looks like a Hugging Face causal LM directory."""
     if not path.is_dir():
@@ -100,7 +110,7 @@ def weight_files(path: Path) -> list[Path]:
 
 def _converted(name: str, progress: Progress | None) -> Path:
     distribution, package, file, layout = _PACKAGED[name]
-    target = cache_dir() / "models" / f"v{layout}" / name
+    target = _conversion(name, layout)
     if target.is_dir():  # it appears by one rename, so it is whole
         return target
     source = _packaged_file(name, distribution, package, file)
@@ -127,6 +137,11 @@ def _converted(name: str, progress: Progress | None) -> Path:
     except ConversionFailed as error:
         raise ModelError(f"model {name!r} cannot be converted: {error}") from error
     return target
+
+
+def _conversion(name: str, layout: int) -> Path:
+    """Where the converted model is, or will be."""
+    return cache_dir() / "models" / f"v{layout}" / name
 
 
 def _packaged_file(name: str, distribution: str, package: str, file: str) -> Path:

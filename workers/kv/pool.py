@@ -144,17 +144,46 @@ class BlockPool:
             table.blocks.pop()
             table.promised += 1
             self._promised += 1
-        if not partial:
-            return None
-        last = table.blocks[-1]
-        name = self._names[last]
-        if self._references[last] == 1:
+        return self.make_writable(table, -1) if partial else None
+
+    def make_writable(self, table: BlockTable, row: int) -> BlockCopy | None:
+        """Nobody else is to read what is written into the table's block `row`; see `truncate`.
+
+        Raises PoolFull and changes nothing then.
+        """
+        block = table.blocks[row]
+        name = self._names[block]
+        if self._references[block] == 1:
             if name is not None:
                 self._forget(name)
             return None
-        self._references[last] -= 1
-        table.blocks[-1] = self._take()
-        return BlockCopy(last, table.blocks[-1])
+        if self.available < 1:
+            raise PoolFull(1, self.available)
+        self._references[block] -= 1
+        table.blocks[row] = self._take()
+        return BlockCopy(block, table.blocks[row])
+
+    def writable(self, block: int) -> bool:
+        """Whether nobody else reads it, now or by its name."""
+        return self._references[block] == 1 and self._names[block] is None
+
+    def private(self, block: int) -> bool:
+        """Whether one table only has it; others may still find it by its name."""
+        return self._references[block] == 1
+
+    def keep_rows(self, table: BlockTable, rows: Sequence[int]) -> None:
+        """Only these of the table's blocks, in this order; the reservation shrinks with it."""
+        stay = [table.blocks[row] for row in rows]
+        gone = set(range(len(table.blocks))).difference(rows)
+        for row in sorted(gone, reverse=True):
+            self._release(table.blocks[row])
+        table.blocks[:] = stay
+
+    def shrink(self, table: BlockTable, capacity: int) -> None:
+        """Lower the reservation to `capacity` blocks, or to those the table has."""
+        less = min(table.promised, table.capacity - capacity)
+        if less > 0:
+            self._use_promise(table, less)
 
     def remember(self, table: BlockTable, unit: int, name: bytes) -> None:
         """Give the table's complete unit number `unit` a name by which `find` finds it."""

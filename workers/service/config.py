@@ -9,6 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from transport.tls import TlsFiles
 from workers.api.messages import Role
+from workers.engines.vllm.settings import VllmSettings
+from workers.kv.evict.config import Eviction
 
 T = TypeVar("T")
 
@@ -51,9 +53,13 @@ class WorkerConfig:
     model: str  # a catalogue name or a model's directory
     engine: str = "torch"
     simulated: Simulated = field(default_factory=Simulated)
+    vllm: VllmSettings | None = None
+    kv_dtype: str = "bfloat16"
+    parallel: int = 1  # chips over which vLLM splits each layer
     kv_tokens: int = 16384
     block_size: int = 16
     chunk_tokens: int = 128
+    eviction: Eviction | None = None  # None: every token is kept
     slots: int = 8
     host: str = "127.0.0.1"
     http_port: int

@@ -51,6 +51,7 @@ class EngineThread:
         self._wake = threading.Condition()
         self._core = threading.Lock()
         self._stopping = False
+        self._roused = False
         self._cancelled: set[SeqId] = set()
         self._running: frozenset[SeqId] = frozenset()
         self._busy_since: float | None = None
@@ -59,15 +60,15 @@ class EngineThread:
         self.taken: dict[str, Taken] = worker.taken()
         self._load_at = monotonic()
         self.failure: str | None = None
+        engine.on_lost = self._wake_up
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """Ask the thread to end after its running step, and wait for it, at most five seconds."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._stopping = True
+        self._wake_up()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
 
@@ -81,6 +82,11 @@ class EngineThread:
         """Have `call` done before the next step, in the order of submission. Any thread."""
         with self._wake:
             self._calls.append(call)
+            self._wake.notify()
+
+    def _wake_up(self) -> None:
+        with self._wake:
+            self._roused = True
             self._wake.notify()
 
     def look(self, call: Callable[[Worker, float], T]) -> T:
@@ -179,7 +185,8 @@ class EngineThread:
 
     def _sleep(self) -> None:
         with self._wake:
-            if self._calls or self._stopping:
+            if self._calls or self._roused:
+                self._roused = False
                 return
             with self._core:
                 deadline = self._worker.next_deadline()

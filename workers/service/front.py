@@ -50,7 +50,7 @@ class Front(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=http,
+                http=http,  # type: ignore[arg-type]  # any callable that makes one will do
                 lifespan="off",
                 log_config=None,
                 access_log=False,

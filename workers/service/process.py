@@ -36,23 +36,50 @@ def _load_torch(config: WorkerConfig) -> Engine:
     model = resolve_model(config.model)  # before the slow import: what is missing shows at once
     importlib.import_module("torch").set_num_threads(1)  # workers share the machine's cores
     load = importlib.import_module("workers.engines.torch.load")
-    return load.build_engine(
-        load.load_model(model),
+    loaded, eviction, calibration = load.load_model(model), config.eviction, None
+    if eviction is not None and eviction.policy == "triattention":
+        calibrating = importlib.import_module("workers.engines.torch.calibrate")
+        calibration = calibrating.find_calibration(loaded, eviction.calibration)
+    engine: Engine = load.build_engine(
+        loaded,
         kv_tokens=config.kv_tokens,
         block_size=config.block_size,
         chunk_tokens=config.chunk_tokens,
+        kv_dtype=config.kv_dtype,
+        eviction=eviction,
+        calibration=calibration,
     )
+    return engine
+
+
+def _load_vllm(config: WorkerConfig) -> Engine:
+    if config.vllm is None:
+        raise ValueError("engine vllm needs the section vllm")
+    model = resolve_model(config.model)
+    load = importlib.import_module("workers.engines.vllm.load")
+    engine: Engine = load.load_engine(
+        model,
+        config.vllm,
+        name=config.name,
+        dtype=config.kv_dtype,
+        kv_tokens=config.kv_tokens,
+        block_size=config.block_size,
+        slots=config.slots,
+        ranks=config.parallel,
+    )
+    return engine
 
 
 def _load_simulated(config: WorkerConfig) -> Engine:
     speed = config.simulated
     return SimulatedEngine(
-        _simulated_model(config.model),
+        simulated_model(config.model),
         MeasuredCosts(prefill_tokens_per_s=speed.prefill_tokens_per_s, decode_step_s=speed.step_s),
         kv_total_tokens=config.kv_tokens,
         block_size=config.block_size,
         chunk_tokens=config.chunk_tokens,
         tokenizer=_tokenizer(config.model),
+        eviction=config.eviction,
     )
 
 
@@ -61,7 +88,7 @@ def _tokenizer(name: str) -> Path | None:
     return None if name == SIMULATED_MODEL else resolve_model(name) / "tokenizer.json"
 
 
-def _simulated_model(name: str) -> SimulatedModel:
+def simulated_model(name: str) -> SimulatedModel:
     """A model of the real one's shape, so that byte counts are true; "simulated": a tiny one."""
     if name == SIMULATED_MODEL:
         return SimulatedModel()
@@ -79,10 +106,11 @@ def _simulated_model(name: str) -> SimulatedModel:
     )
 
 
-# The torch engine is imported by its loader: torch is large, and a simulated worker does without.
+# Imported by their loaders: torch is large, and a simulated worker does without.
 ENGINES: dict[str, Callable[[WorkerConfig], Engine]] = {
     "torch": _load_torch,
     "simulated": _load_simulated,
+    "vllm": _load_vllm,
 }
 
 
@@ -114,6 +142,8 @@ class WorkerProcess:
                 return uvloop.run(self._serve(engine, secret, tls, http))
         except OSError as error:
             raise StartFailed(f"cannot serve: {error}") from error
+        finally:
+            engine.shutdown()
 
     def status(self) -> tuple[dict[str, Any] | None, str | None]:
         """What the worker is, once it serves; and why it is not well, if it is not."""

@@ -94,7 +94,7 @@ class WorkerServer:
             self._blocks_loaded,
         )
         info = engine.info
-        about = {
+        about: dict[str, Any] = {
             "name": config.name,
             "secret": secret,
             "model": info.fingerprint.canonical,

@@ -58,7 +58,7 @@ class StoreProcess:
             tls = (
                 None
                 if config.tls is None
-                else load_contexts(config.tls, config.site, [config.site])
+                else load_contexts(config.tls, config.site, [config.site]).server
             )
             listening = listen(config.host, config.port)
         except TlsError as error:
@@ -68,7 +68,7 @@ class StoreProcess:
         try:
             store = BlockStore(config.tiers)
         except OSError as error:
-            raise StartFailed(f"kv_pool: {error}") from error
+            raise StartFailed(f"kv_store: {error}") from error
         server = StoreServer(store, listening, secret, site=config.site, tls=tls)
         server.start()
         log.info("serving", extra={"port": config.port, **store.account()["counts"]})

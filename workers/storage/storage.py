@@ -1,6 +1,5 @@
-"""Between one worker's engine and its site's stores: loads what pays, saves what is not there yet.
+"""Between one worker's engine and its site's stores, in threads of its own; see `moves`.
 
-All of it happens in threads of its own, through `put` and `read_cached` of the engine interface.
 Nothing is held in the engine while it waits to be saved: what has been evicted meanwhile is not
 saved, and counted.
 """
@@ -8,34 +7,21 @@ saved, and counted.
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby
-from math import lcm
+from math import inf
 
-import numpy as np
-
-from workers.api.info import Part
-from workers.engines.base import Engine, KVSlice, SeqId
-from workers.kv.prefix import CANONICAL_TOKENS, block_names
+from workers.engines.base import Engine, SeqId
 from workers.outputs import LoadBlocks, SaveBlocks
-from workers.tiers.blocks import Block, BlockForm, Tier, checksum
-from workers.tiers.choice import Place, Speeds, worth_loading
-from workers.tiers.client import StoreAway, StoreClient
+from workers.storage.moves import BlockMoves
+from workers.tiers.client import StoreClient
 
 LOADERS = 2
-PUT_BYTES = 8 << 20  # given to the engine at a time
 SAVE_S = 10.0
+CLOSE_S = 2.0  # for saves that wait when the worker ends
 MAX_SAVES = 64  # that wait; more are refused, and counted
-# Until a prefill has been measured stores are given a try.
-UNKNOWN_TOKENS_PER_S = 100.0
 
 log = logging.getLogger(__name__)
-
-
-class _Cut(Exception):
-    """A block did not come as it should: what follows it is of no use."""
 
 
 class Storage:
@@ -50,17 +36,12 @@ class Storage:
         line_bytes_per_s: float | None,
         loaded: Callable[[SeqId], None],
     ) -> None:
-        self._engine = engine
         self._stores = stores
-        self._line_bytes_per_s = line_bytes_per_s
+        self._moves = BlockMoves(engine, stores, line_bytes_per_s, time.monotonic)
         self._loaded = loaded
-        self._fingerprint = engine.info.fingerprint.canonical
-        self._form = BlockForm.of(engine.info.fingerprint)
-        self._unit_blocks = lcm(engine.info.block_size, CANONICAL_TOKENS) // CANONICAL_TOKENS
-        self._speeds = Speeds()
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
         self._saves = 0
+        self._save_until = inf
         self._loaders = ThreadPoolExecutor(LOADERS, thread_name_prefix="block-load")
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="block-save")
 
@@ -72,11 +53,12 @@ class Storage:
     def save(self, order: SaveBlocks) -> None:
         """Begin a save, unless too many wait."""
         with self._lock:
-            if self._saves >= MAX_SAVES:
-                self._counts["saves_refused"] += 1
-                return
-            self._saves += 1
-        self._saver.submit(self._save, order).add_done_callback(_tell_defect)
+            refused = self._saves >= MAX_SAVES
+            self._saves += not refused
+        if refused:
+            self._moves.count("saves_refused")
+        else:
+            self._saver.submit(self._save, order).add_done_callback(_tell_defect)
 
     @property
     def saving(self) -> int:
@@ -85,195 +67,28 @@ class Storage:
 
     def counts(self) -> dict[str, int]:
         """What has happened so far."""
-        with self._lock:
-            return dict(self._counts)
+        return self._moves.counts()
 
     def close(self) -> None:
-        """End; what waits is given up."""
-        for threads in (self._loaders, self._saver):
-            threads.shutdown(cancel_futures=True)
+        """End. What waits to be saved is, as far as there is time for it."""
+        self._save_until = time.monotonic() + CLOSE_S
+        self._loaders.shutdown(cancel_futures=True)
+        self._saver.shutdown()
         for store in self._stores:
             store.close()
 
-    # ------------------------------------------------------------ in
-
     def _load(self, order: LoadBlocks, deadline: float) -> None:
         try:
-            self._load_what_pays(order, deadline)
-        except StoreAway as away:
-            self._count("loads_cut")
-            log.warning("blocks not loaded", extra={"reason": str(away)})
-        except _Cut as cut:
-            self._count("loads_cut")
-            log.warning("blocks not loaded", extra={"reason": str(cut)})
-        except (KeyError, ValueError) as error:  # the leg has ended, or has all its KV
-            self._count("puts_refused")
-            log.info("blocks not wanted any more", extra={"reason": str(error)})
+            self._moves.load(order, deadline)
         finally:
             self._loaded(order.seq)
 
-    def _load_what_pays(self, order: LoadBlocks, deadline: float) -> None:
-        if order.sent_otherwise and self._line_bytes_per_s is None:
-            return  # it comes over the site's own network: loading would spare nothing
-        have = order.have // CANONICAL_TOKENS
-        keys = self._form.keys(order.tokens, order.cache_salt)[have:]
-        places = self._places(keys, deadline)
-        depth = worth_loading(
-            places,
-            self._form.nbytes,
-            self._speeds,
-            time.monotonic(),
-            lambda blocks: self._otherwise_s(order, blocks),
-        )
-        known = next((n for n, place in enumerate(places) if place is None), len(places))
-        with self._lock:
-            self._counts["wanted"] += len(keys)
-            self._counts["known"] += known
-            self._counts["not_worth_loading"] += known - depth
-        first = 0
-        for place, run in groupby(places[:depth]):
-            stop = first + len(list(run))
-            if place is not None:
-                self._load_run(order.seq, have + first, keys[first:stop], place, deadline)
-            first = stop
-
-    def _otherwise_s(self, order: LoadBlocks, blocks: int) -> float:
-        """What that many blocks cost when they are not loaded."""
-        if order.sent_otherwise:
-            assert self._line_bytes_per_s is not None, "seen to before"
-            return blocks * self._form.nbytes / self._line_bytes_per_s
-        tokens, costs = blocks * CANONICAL_TOKENS, self._engine.costs
-        if costs is not None:
-            return costs.chunk_s(tokens, order.have)
-        return tokens / (order.prefill_tokens_per_s or UNKNOWN_TOKENS_PER_S)
-
-    def _places(self, keys: Sequence[bytes], deadline: float) -> list[Place | None]:
-        """Where each block is. A store that is away has none."""
-        places: list[Place | None] = [None] * len(keys)
-        for number, store in enumerate(self._stores):
-            lacking = [n for n, place in enumerate(places) if place is None]
-            if not lacking:
-                break
-            began = time.monotonic()
-            try:
-                # Half of what is left, so that one store that hangs leaves time for another.
-                tiers = store.find([keys[n] for n in lacking], (began + deadline) / 2)
-            except StoreAway as away:
-                self._count("stores_away")
-                log.info("store away", extra={"reason": str(away)})
-                continue
-            self._speeds.asked(number, time.monotonic() - began)
-            for n, tier in zip(lacking, tiers, strict=True):
-                places[n] = None if tier is None else Place(number, tier)
-        return places
-
-    def _load_run(
-        self, seq: SeqId, first: int, keys: Sequence[bytes], place: Place, deadline: float
-    ) -> None:
-        """Load blocks that are in one place; `first` counts from the sequence's beginning."""
-        at_once = max(1, PUT_BYTES // self._form.nbytes)
-        waiting: list[np.ndarray] = []
-        given = 0
-
-        def take(number: int, block: Block, tier: Tier) -> None:
-            nonlocal given
-            if number != given + len(waiting):
-                raise _Cut(f"{number - given - len(waiting)} blocks are gone")
-            waiting.append(self._checked(keys[number], block))
-            self._count(f"loaded_blocks_{tier}")
-            if len(waiting) == at_once or number + 1 == len(keys):
-                self._put(seq, first + given, waiting)
-                given += len(waiting)
-                waiting.clear()
-
-        began = time.monotonic()
-        try:
-            self._stores[place.store].get(keys, deadline, take)
-            if given < len(keys):
-                raise _Cut(f"{len(keys) - given - len(waiting)} blocks are gone")
-        except (StoreAway, _Cut):
-            self._put(seq, first + given, waiting)
-            raise
-        now = time.monotonic()
-        self._speeds.loaded(place, len(keys) * self._form.nbytes, now - began, now)
-
-    def _checked(self, key: bytes, block: Block) -> np.ndarray:
-        if len(block.data) != self._form.nbytes or checksum(key, block.data) != block.crc:
-            self._count("corrupt")
-            raise _Cut(f"block {key.hex()} is damaged")
-        return np.frombuffer(block.data, dtype=self._form.dtype).reshape(self._form.shape)
-
-    def _put(self, seq: SeqId, first: int, blocks: Sequence[np.ndarray]) -> None:
-        """Give the engine consecutive blocks. Raises KeyError, ValueError: not wanted any more."""
-        if not blocks:
-            return
-        layers, parts, tokens, heads, size = self._form.shape
-        joined = np.stack(blocks, axis=2).reshape(layers, parts, len(blocks) * tokens, heads, size)
-        start = first * tokens
-        stop = start + len(blocks) * tokens
-        positions = np.arange(start, stop, dtype=np.int32)
-        for layer in range(layers):
-            for part, data in zip(Part, joined[layer], strict=True):
-                piece = KVSlice(
-                    layer=layer, part=part, start=start, stop=stop, positions=positions, data=data
-                )
-                self._engine.put(seq, piece)
-        self._count("loaded_bytes", joined.nbytes)
-
-    # ------------------------------------------------------------ out
-
     def _save(self, order: SaveBlocks) -> None:
         try:
-            self._save_what_is_lacking(order, time.monotonic() + SAVE_S)
-        except StoreAway as away:
-            self._count("saves_cut")
-            log.info("blocks not saved", extra={"reason": str(away)})
+            self._moves.save(order, min(time.monotonic() + SAVE_S, self._save_until))
         finally:
             with self._lock:
                 self._saves -= 1
-
-    def _save_what_is_lacking(self, order: SaveBlocks, deadline: float) -> None:
-        keys = self._form.keys(order.tokens, order.cache_salt)
-        lacking = {n for n, place in enumerate(self._places(keys, deadline)) if place is None}
-        if not lacking:
-            return
-        names = block_names(self._fingerprint, order.cache_salt, order.tokens)
-        some: list[tuple[bytes, Block]] = []
-        for number, data in self._cached(names, lacking):
-            some.append((keys[number], Block(data, checksum(keys[number], data))))
-            if len(some) * self._form.nbytes >= PUT_BYTES:
-                self._give(order.tenant, some, deadline)
-                some.clear()
-        if some:
-            self._give(order.tenant, some, deadline)
-
-    def _cached(
-        self, names: Sequence[bytes], lacking: set[int]
-    ) -> Iterator[tuple[int, memoryview]]:
-        """Numbers and bytes of the blocks that are lacking, as far as the engine still has them."""
-        blocks = self._unit_blocks
-        for first in range(0, len(names) - blocks + 1, blocks):
-            wanted = [n for n in range(first, first + blocks) if n in lacking]
-            if not wanted:
-                continue
-            unit = self._engine.read_cached(names[first + blocks - 1])
-            if unit is None:
-                self._count("evicted_before_saved", len(wanted))
-                continue
-            for number in wanted:
-                at = (number - first) * CANONICAL_TOKENS
-                block = unit[:, :, at : at + CANONICAL_TOKENS].astype(self._form.dtype, order="C")
-                yield number, memoryview(block).cast("B")
-
-    def _give(self, tenant: str, some: Sequence[tuple[bytes, Block]], deadline: float) -> None:
-        self._stores[0].put(tenant, some, deadline)
-        with self._lock:
-            self._counts["saved_blocks"] += len(some)
-            self._counts["saved_bytes"] += len(some) * self._form.nbytes
-
-    def _count(self, what: str, by: int = 1) -> None:
-        with self._lock:
-            self._counts[what] += by
 
 
 def _tell_defect(done: "Future[None]") -> None:

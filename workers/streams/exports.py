@@ -52,15 +52,21 @@ class Exports:
         )
 
     def follow(self, order: OpenStream) -> None:
-        """Follow a sequence from what is computed now; every layer is equally far here."""
+        """Follow a sequence from what is computed now; every layer is equally far here.
+
+        What it keeps stays as it is until it is forgotten.
+        """
         try:
-            computed = self._engine.computed(order.seq)
+            self._engine.pin(order.seq)
+            computed = self._engine.sendable(order.seq)
         except KeyError:
             computed = 0  # closed in the same turn: reading it will fail and say so
         self._followed[order.stream] = _Followed(order.seq, [computed] * self._layers)
 
     def forget(self, stream: StreamId) -> None:
-        self._followed.pop(stream, None)
+        followed = self._followed.pop(stream, None)
+        if followed is not None:
+            self._engine.unpin(followed.seq)
 
     def ready(self, stream: StreamId) -> Sequence[int]:
         """Leading tokens whose KV is in the pool, layer by layer."""
@@ -74,7 +80,7 @@ class Exports:
         changed = False
         for followed in list(self._followed.values()):
             try:
-                computed = self._engine.computed(followed.seq)
+                computed = self._engine.sendable(followed.seq)
             except KeyError:
                 continue
             if min(followed.ready) < computed:

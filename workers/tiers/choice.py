@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import inf
+from typing import NamedTuple, Protocol
 
+from workers.costs import Chunk, Costs
 from workers.tiers.blocks import Tier
 
 # Until a tier has been measured, and again once that is old: fast enough to be tried.
@@ -56,17 +58,38 @@ class Speeds:
         return measured.bytes_per_s
 
 
+def spared_s(costs: Costs, lacking: int, have: int, tokens: int) -> float:
+    """Seconds of prefill that the first `tokens` of `lacking` ones cost, after `have` others.
+
+    Not as much as they would take alone: a step takes as long as reading the weights, be its chunk
+    short.
+    """
+    rest = lacking - tokens
+    rest_s = costs.step_s([Chunk(rest, have + tokens)], 0, 0) if rest else 0.0
+    return costs.step_s([Chunk(lacking, have)], 0, 0) - rest_s
+
+
+class Rates(Protocol):
+    """What loading takes; see `Speeds`."""
+
+    def latency_s(self, store: int) -> float: ...
+    def bytes_per_s(self, place: Place, now: float) -> float: ...
+
+
 def worth_loading(
     places: Sequence[Place | None],
     block_bytes: int,
-    speeds: Speeds,
+    speeds: Rates,
     now: float,
     compute_s: Callable[[int], float],
+    *,
+    limit_s: float = inf,
 ) -> int:
-    """How many leading blocks of a run to load; the first that is nowhere ends the run.
+    """How many leading blocks of a run to load; the first that is nowhere ends the run, and the
+    first that would not be here within `limit_s`, when nobody waits any more.
 
-    `compute_s(n)`: seconds that the first n blocks cost otherwise. What is computed after them
-    costs the same in any case, so the depth with the largest gain is the best.
+    `compute_s(n)`: seconds that the first n blocks cost otherwise, which loading them spares. What
+    comes after them costs the same in any case, so the depth with the largest gain is the best.
     """
     best, most_s = 0, 0.0
     load_s, stores = 0.0, set()
@@ -77,6 +100,8 @@ def worth_loading(
             stores.add(place.store)
             load_s += speeds.latency_s(place.store)
         load_s += block_bytes / speeds.bytes_per_s(place, now)
+        if load_s > limit_s:
+            break
         gained_s = compute_s(depth) - load_s
         if gained_s > most_s:
             best, most_s = depth, gained_s

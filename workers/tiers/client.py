@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 
 from transport.tls import site_hostname
 from workers.tiers.blocks import Block, Tier
-from workers.tiers.holdings import SHORT_BYTES, Told
+from workers.tiers.holdings import SHORT_BYTES, VERSION_BYTES, Told
 from workers.tiers.wire import (
     CODE_TIERS,
     MAX_BLOCK_BYTES,
     MAX_HOLDINGS_BYTES,
     MAX_KEYS,
     MAX_TEXT_BYTES,
-    VERSION,
     Kind,
     Wire,
     WireBroken,
@@ -53,14 +52,16 @@ class StoreClient:
         self._away_until = 0.0
         self._why_away = ""
 
-    def find(self, keys: Sequence[bytes], deadline: float) -> list[Tier | None]:
-        """In which tier each block is; None: in none."""
+    def find(
+        self, keys: Sequence[bytes], deadline: float, *, to_save: bool = False
+    ) -> list[Tier | None]:
+        """In which tier each block is; None: in none. `to_save`: what is not there is no miss."""
 
         def ask(wire: Wire) -> list[Tier | None]:
             tiers: list[Tier | None] = []
             for at in range(0, len(keys), MAX_KEYS):
                 some = keys[at : at + MAX_KEYS]
-                wire.send(Kind.FIND, join_keys(some))
+                wire.send(Kind.FIND, join_keys(some), code=to_save)
                 head = wire.head(Kind.FOUND, at_most=len(some))
                 tiers += [CODE_TIERS.get(code) for code in wire.read(head.nbytes)]
             if len(tiers) != len(keys):
@@ -111,22 +112,22 @@ class StoreClient:
 
         return self._with_wire(ask, deadline)
 
-    def holdings(self, since: int, deadline: float) -> Told:
+    def holdings(self, since: bytes, deadline: float) -> Told:
         """See `BlockStore.holdings`."""
 
         def ask(wire: Wire) -> Told:
-            wire.send(Kind.HOLDINGS, VERSION.pack(since))
+            wire.send(Kind.HOLDINGS, since)
             head = wire.head(Kind.HOLDINGS, at_most=MAX_HOLDINGS_BYTES)
             body = bytes(wire.read(head.nbytes))
-            if len(body) % SHORT_BYTES or len(body) < VERSION.size:
+            if (len(body) - VERSION_BYTES) % SHORT_BYTES or len(body) < VERSION_BYTES:
                 raise WireBroken(f"{len(body)} bytes are no holdings")
-            starts = range(VERSION.size, len(body), SHORT_BYTES)
+            starts = range(VERSION_BYTES, len(body), SHORT_BYTES)
             names = [body[at : at + SHORT_BYTES] for at in starts]
             return Told(
-                version=VERSION.unpack_from(body)[0],
+                version=body[:VERSION_BYTES],
                 whole=bool(head.code),
-                added=frozenset(names[: head.number]),
-                removed=frozenset(names[head.number :]),
+                added=tuple(names[: head.number]),
+                removed=tuple(names[head.number :]),
             )
 
         return self._with_wire(ask, deadline)

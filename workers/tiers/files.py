@@ -12,12 +12,15 @@ A file is a head (magic, version, key, length, checksum of the data, checksum of
 data. Its modification time is when it was last used.
 """
 
+import contextlib
+import errno
 import itertools
 import os
 import re
 import secrets
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +37,8 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _NAME = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
 _ASIDE = re.compile(rf"\.{_NAME.pattern}\.\d+\.\d+\.part")
+# Of the process or its host; says nothing of what was asked for.
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _ABANDONED_S = 60.0  # a file still aside after that belongs to a process that died
 
 
@@ -41,11 +46,24 @@ class CorruptFile(Exception):
     """A file does not hold the block that its name promises; one line saying why."""
 
 
+def cause_of(error: OSError) -> str:
+    """A short name of what went wrong, such as `enospc`."""
+    known = errno.errorcode.get(error.errno or 0)
+    return known.lower() if known else type(error).__name__.lower()
+
+
 class Found(NamedTuple):
     """A file that was there at the start."""
 
     key: bytes
     entry: Entry
+
+
+class Scanned(NamedTuple):
+    """What was there at the start, least recently used first, and what was wrong, by its cause."""
+
+    found: list[Found]
+    defects: Counter[str]
 
 
 class BlockFiles:
@@ -96,14 +114,13 @@ class BlockFiles:
         """Harmless when it is not there."""
         self.path(key, tenant).unlink(missing_ok=True)
 
-    def scan(self) -> tuple[list[Found], int]:
-        """What is there, least recently used first, and how many files were torn.
+    def scan(self) -> Scanned:
+        """Look at every file's head and size, and remove what is torn or was never finished.
 
-        These are removed, and so is what a process that died left aside; files with other names
-        than ours are left alone.
+        Files that cannot be read, and those with other names than ours, are left alone.
         """
         found: list[tuple[float, Found]] = []
-        discarded = 0
+        defects: Counter[str] = Counter()
         for path in self._files():
             try:
                 with path.open("rb", buffering=0) as file:
@@ -117,15 +134,18 @@ class BlockFiles:
                 if there.st_size != HEAD_BYTES + nbytes:
                     raise CorruptFile(f"{there.st_size} bytes")
             except CorruptFile:
-                path.unlink(missing_ok=True)
-                discarded += 1
+                defects["corrupt"] += 1
+                with contextlib.suppress(OSError):
+                    path.unlink()
             except FileNotFoundError:
                 continue  # another process removed it
+            except OSError as error:
+                defects[cause_of(error)] += 1
             else:
                 entry = Entry(path.parent.parent.name, nbytes)
                 found.append((there.st_mtime, Found(key, entry)))
         found.sort(key=lambda timed: timed[0])
-        return [each for _, each in found], discarded
+        return Scanned([each for _, each in found], defects)
 
     def path(self, key: bytes, tenant: str) -> Path:
         """Where a block's file is. Raises ValueError for a tenant that cannot be a folder."""

@@ -1,11 +1,12 @@
 """What a worker and a store say to each other: one question at a time on a connection.
 
-    FIND  keys                       -> FOUND  one byte a key
+    FIND  keys; code 1: to save      -> FOUND  one byte a key
+          what is not there
     GET   keys                       -> BLOCK  one for each key, in their order; empty: not here
     PUT   tenant, then BLOCKs,       -> TAKEN
           each with its key before its bytes
     ACCOUNT                          -> ACCOUNT  JSON
-    HOLDINGS a version               -> HOLDINGS the version now, then short names (`holdings`):
+    HOLDINGS a version, or nothing   -> HOLDINGS the version then, then short names (`holdings`):
                                         as many that came as the number says, then those that went
 
 A head is kind u8, code u8, two bytes of nothing, number u32, length u64, little-endian. Before the
@@ -22,6 +23,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from workers.tiers.blocks import KEY_BYTES, Tier
+from workers.tiers.holdings import SHORT_BYTES, TOLD_AT_ONCE, VERSION_BYTES
 
 _HEAD = struct.Struct("<BBxxIQ")
 _NONCE_BYTES, _DIGEST_BYTES = 16, 32
@@ -29,8 +31,9 @@ MAX_KEYS = 1 << 16
 MAX_BLOCK_BYTES = 64 << 20
 MAX_PUT_BYTES = 64 << 20
 MAX_TEXT_BYTES = 1 << 20
-MAX_HOLDINGS_BYTES = 256 << 20
-VERSION = struct.Struct("<Q")
+MAX_HOLDINGS_BYTES = VERSION_BYTES + TOLD_AT_ONCE * SHORT_BYTES
+# Between questions a connection is silent, and the other end's host may vanish.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 # A tier as a byte of FOUND, and as a BLOCK's code; 0: not here.
 TIER_CODES: dict[Tier | None, int] = {None: 0, Tier.MEMORY: 1, Tier.FILES: 2}
 CODE_TIERS = {code: tier for tier, code in TIER_CODES.items()}
@@ -70,6 +73,9 @@ class Wire:
         self.deadline: float | None = None  # of monotonic time; None: none
         if connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def close(self) -> None:
         self._socket.close()

@@ -1,5 +1,6 @@
 """`pdd bench handoff`: what a user feels on each route."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +16,23 @@ from orchestrator.topology.load import load_topology
 from orchestrator.topology.packaged import packaged_topology
 
 
+class Engine(StrEnum):
+    """What computes in the deployment that is measured."""
+
+    TORCH = "torch"
+    VLLM = "vllm"
+
+
+OF_ENGINE = {Engine.TORCH: "laptop-4000km", Engine.VLLM: "laptop-vllm"}
+
+
 def handoff(
     topology: Annotated[
-        Path | None, typer.Option(help="The topology file. Default: laptop-4000km.")
+        Path | None, typer.Option(help="The topology file. Default: the engine's own.")
     ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="Whose topology is the default: laptop-4000km, or laptop-vllm.")
+    ] = Engine.TORCH,
     gateway_site: Annotated[
         str | None, typer.Option(help="Where the gateway stands. Default: as the file says.")
     ] = None,
@@ -30,7 +44,7 @@ def handoff(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """What a user feels on each route: local, direct, and relay with each kind of handoff."""
-    file = topology or packaged_topology("laptop-4000km")
+    file = topology or packaged_topology(OF_ENGINE[engine])
     load_topology(file)
     with cannot_start_told():
         result = (confirm if replay else handoff_bench).run(

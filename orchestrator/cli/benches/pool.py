@@ -68,6 +68,7 @@ def _print(result: dict[str, Any]) -> None:
         ]
         pays.add_row(row["model"], row["chip"], *cells)
     console.print(pays)
+    console.print(_modelled(result["crossover"]))
     sent = Table(title="what main is sent")
     for name in ("turn", "prompt, tokens", "sent", "KV sent, MB", "everything, MB"):
         sent.add_column(name, justify="right")
@@ -80,6 +81,18 @@ def _print(result: dict[str, Any]) -> None:
             f"{row['everything_bytes'] / 1e6:.2f}",
         )
     console.print(sent)
+
+
+def _modelled(pairs: list[dict[str, Any]]) -> Table:
+    shown = Table(title="time to the first token, simulated engine with a catalogue model's costs")
+    for name in ("model", "chip", "tokens", "in memory, s", "in files, s", "computed, s"):
+        shown.add_column(name, justify="left" if name in ("model", "chip") else "right")
+    for pair in pairs:
+        for row in pair["ttft"]:
+            seconds = (row["dram_s"], row["nvme_s"], row["recompute_s"])
+            cells = (str(row["tokens"]), *(f"{s:.3f}" for s in seconds))
+            shown.add_row(pair["model"], pair["chip"], *cells)
+    return shown
 
 
 def _from(row: dict[str, Any], tier: str) -> str:

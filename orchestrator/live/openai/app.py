@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -42,6 +42,7 @@ CORS: dict[str, Any] = {
     "allow_headers": ["*"],
     "expose_headers": ["x-request-id", "retry-after", *RATE_HEADERS],
 }
+ORDER_BYTES = 4096  # of an operator's order
 INLINE_BODY = 32 << 10  # a larger prompt is tokenised in a thread, so that streams go on
 SLOW_WORDS = (b'"tools"', b'"json_schema"')  # so is what becomes a grammar
 
@@ -51,6 +52,7 @@ def create_app(
     *,
     metrics: Metrics,
     live: Callable[[], dict[str, Any]],
+    order: Callable[[Any], Awaitable[dict[str, Any]]],
     door: Door | None = None,
     cors: Sequence[str] = (),
     patience: Patience | None = None,
@@ -58,9 +60,9 @@ def create_app(
 ) -> ASGIApp:
     """The gateway's HTTP application in front of `service`, to be served over `Connection`.
 
-    `live`: what the page at / shows, as JSON values. `door` None: everybody may come in. `cors`:
-    the origins whose pages may ask, `*` for any. `draw_seed`: the seed of a sampled request without
-    one.
+    `live`: what the page at / shows, as JSON values. `order`: carries out what an operator asks;
+    may raise ApiError. `door` None: everybody may come in, and operate. `cors`: the origins whose
+    pages may ask, `*` for any. `draw_seed`: the seed of a sampled request without one.
     """
     vocabulary = Vocabulary(service.tokenizer, service.model.stop_ids)
     intake = Intake(service.model, vocabulary, ChatTemplate(service.tokenizer))
@@ -148,6 +150,12 @@ def create_app(
     async def status(request: Request) -> Response:
         return _json(service.status())
 
+    async def drain(request: Request) -> Response:
+        # A page of another origin can only send forms without asking first.
+        if not request.headers.get("content-type", "").startswith("application/json"):
+            raise ApiError(415, "the body must be application/json", code="invalid_content_type")
+        return _json(await order(_parse(await _read_body(request, ORDER_BYTES))))
+
     page = live_page()
 
     async def front(request: Request) -> Response:
@@ -172,6 +180,7 @@ def create_app(
             Route("/status", status),
             Route("/", front),
             Route("/pdd/state", state),
+            Route("/pdd/drain", drain, methods=["POST"]),
         ],
         exception_handlers={
             ApiError: _api_error,

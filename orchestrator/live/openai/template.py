@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -22,7 +22,7 @@ RENDER_CHARS = 16 << 20
 class _Generation(Extension):
     """`{% generation %}` marks the assistant's words for training; its body is rendered as is."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  as jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

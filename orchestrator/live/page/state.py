@@ -1,19 +1,19 @@
 """What the page shows, as JSON: polled by it once a second. No secret, no text and no token."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.lifecycle.machine import Machine
 from orchestrator.live.openai.errors import scrub
 from orchestrator.live.page.requests import Recent, describe_open
 from orchestrator.live.page.sampler import SILENT_S, Rates, Silence
-from orchestrator.membership.members import Member, Members, MemberState
+from orchestrator.membership.members import Member, Members, MemberState, SiteState
 from orchestrator.state.views import WorkerView
 
 
 class LiveState:
-    """One gateway's. `sites`: of the topology, also those whose workers never came."""
+    """One gateway's."""
 
     def __init__(
         self,
@@ -22,10 +22,9 @@ class LiveState:
         recent: Recent,
         *,
         model: str,
-        sites: Sequence[str],
     ) -> None:
         self._machine, self._members, self._recent = machine, members, recent
-        self._model, self._sites = model, sites
+        self._model = model
         self._rates, self._silence = Rates(), Silence()
 
     def describe(self, not_ready: str | None, now: float) -> dict[str, Any]:
@@ -50,7 +49,7 @@ class LiveState:
                 "per_s": rates["requests"],
                 "tokens_per_s": rates["tokens"],
             },
-            "sites": [self._site(site, silent, now) for site in self._sites],
+            "sites": [self._site(site, silent, now) for site in self._members.sites],
             "links": [
                 self._link(ends, rates.get(f"{ends[0]}>{ends[1]}"), silent, now)
                 for ends in sorted(self._machine.ctx.world.links)
@@ -63,10 +62,11 @@ class LiveState:
     def _site(self, site: str, silent: Mapping[str, float], now: float) -> dict[str, Any]:
         there = {n: m for n, m in sorted(self._members.by_name.items()) if m.site == site}
         workers = [self._worker(name, m, silent[name]) for name, m in there.items()]
-        states = Counter(worker["state"] for worker in workers)
+        state = str(self._members.site_state(site))
+        states = {worker["state"] for worker in workers}
         # What still speaks is there, whatever else is lost.
-        kinds = ("up", "silent", "draining")
-        state = next((kind for kind in kinds if states[kind]), "lost")
+        if state == SiteState.UP and "silent" in states and MemberState.UP not in states:
+            state = "silent"
         return {"name": site, "state": state, "workers": workers}
 
     def _worker(self, name: str, member: Member, silent_s: float) -> dict[str, Any]:
@@ -109,7 +109,8 @@ class LiveState:
             if member.load is not None and silent[name] <= SILENT_S
         }
         state = "idle" if not queue and not sending else "busy"
-        if not heard.issuperset(ends):
+        drained = any(self._members.site_state(end) == SiteState.DRAINED for end in ends)
+        if not heard.issuperset(ends) and not drained:
             state = "silent"
         elif queue and sending == 0.0:
             state = "stalled"

@@ -103,6 +103,17 @@ class Net:
             return max(1.0, request.prompt - cached * request.hit)
         return request.prompt - cached * request.main_hit
 
+    def loading_spares(self, place: int) -> float:
+        """The part of its cost that a known token in a store of its site spares a group.
+
+        Main would be sent it; a prefill loads it where that is faster than computing it.
+        """
+        group = self.groups[place]
+        if group.role is not PREFILL:
+            return 1.0
+        load_s = self.problem.kv_bytes_per_token / group.pool.store_bytes_per_s
+        return max(0.0, 1.0 - load_s * group.shape.costs.prefill_tokens_per_s)
+
     def prefill_s(self, kind: int, place: int, cached: float) -> float:
         """Of a prompt that has the worker for itself."""
         return self._prefilling[place].alone_s(*self._computed(kind, place, cached))

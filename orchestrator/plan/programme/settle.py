@@ -252,6 +252,8 @@ def _memory(net: Net, flows: Flows, state: State, going: Sequence[_Going]) -> No
             # The router takes the worker with the longest hit, so each keeps its own part.
             free = room * max(0.0, 1 - used) / reused
             cached = min(1.0, held[place].shared(reused) + free)
+            stored = min(1.0, group.pool.store_tokens / reused)
+            cached += max(0.0, stored - cached) * net.loading_spares(place)
             # Half of the way: a fuller cache leaves more memory, which would swing for ever.
             state.cached[place] = (state.cached[place] + cached) / 2
 

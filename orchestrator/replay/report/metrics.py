@@ -75,6 +75,8 @@ class Summary:
     wire_gb: float
     prefill_hit: float  # part of the prompts' tokens
     main_hit: float
+    from_memory: float  # of what was found at prefill, what came from stores: part of the prompts'
+    from_files: float
     use: dict[str, float]  # the mean of each line and pool
     cost: float | None
     cost_per_million_tokens: float | None  # of output
@@ -165,6 +167,8 @@ def summarise(run: Run, goal: Goal) -> Summary:
         wire_gb=sum(outcome.wire_bytes for outcome in outcomes) / 1e9,
         prefill_hit=sum(outcome.prefill_hit for outcome in outcomes) / prompts,
         main_hit=sum(outcome.main_hit for outcome in outcomes) / prompts,
+        from_memory=sum(outcome.from_memory for outcome in outcomes) / prompts,
+        from_files=sum(outcome.from_files for outcome in outcomes) / prompts,
         use={name: float(np.mean(use.samples)) for name, use in run.uses.items() if use.samples},
         cost=cost,
         cost_per_million_tokens=None if cost is None or not tokens else cost / tokens * 1e6,

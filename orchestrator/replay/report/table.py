@@ -94,6 +94,8 @@ def _rows() -> list[Row]:
         ("output tokens/s", _MORE, lambda s: s.output_tokens_per_s, _figure),
         ("KV over lines, GB", _LESS, lambda s: s.wire_gb, _figure),
         ("prompt found at prefill", _NEITHER, lambda s: s.prefill_hit, _percent),
+        ("  in stores' memory", _NEITHER, lambda s: s.from_memory or None, _percent),
+        ("  in stores' files", _NEITHER, lambda s: s.from_files or None, _percent),
         ("prompt found at main", _NEITHER, lambda s: s.main_hit, _percent),
         ("tokens by relays", _NEITHER, lambda s: s.relay_tokens, _count),
         ("cost", _LESS, lambda s: s.cost, _figure),

@@ -8,9 +8,10 @@ from orchestrator.replay.faults import Fault, LineFault, WorkersLost
 from orchestrator.replay.lines.model import codec_model
 from orchestrator.replay.prompt import Prompt
 from orchestrator.replay.scenario.impossible import GB, kv_gb, says
-from orchestrator.replay.scenario.schema import Compared, FaultSection, Scenario
+from orchestrator.replay.scenario.schema import Compared, FaultSection, Scenario, StoresSection
 from orchestrator.replay.scenario.workload import make_workload, warming, warming_s
 from orchestrator.replay.setup import LineSpec, ModelSpec, ReplaySetup
+from orchestrator.replay.stores.tiers import StoreSpec
 from orchestrator.replay.workload.request import Workload
 from orchestrator.state.config import CoreConfig
 from orchestrator.state.events import Arrived, Route
@@ -40,6 +41,7 @@ def build(
         lines=tuple(line_of(link, scenario, topology, policy) for link in topology.links),
         faults=tuple(_faults(scenario.file.faults, topology, start_s=warming_s(asked))),
         block_tokens=asked.block_tokens,
+        stores=tuple(_stores(scenario.file.stores, topology)) if policy.kv_stores else (),
         timelines=scenario.file.timelines,
         use_every_s=USE_EVERY_S,
     )
@@ -123,6 +125,22 @@ def _workers(scenario: Scenario, topology: Topology) -> Iterator[ModelSpec]:
             )
             for number in range(pool.instances):
                 yield replace(first, name=f"{site}/{name}/{number}")
+
+
+def _stores(section: StoresSection, topology: Topology) -> Iterator[StoreSpec]:
+    for site, place in topology.sites.items():
+        for name, pool in place.pools.items():
+            if (kept := pool.kv_store) is not None:
+                yield StoreSpec(
+                    site=site,
+                    pool=name,
+                    memory_bytes=kept.dram_bytes,
+                    files_bytes=0 if kept.nvme is None else kept.nvme.size_bytes,
+                    policy=kept.policy,
+                    memory_bytes_per_s=section.dram_bytes_per_s,
+                    files_bytes_per_s=section.nvme_bytes_per_s,
+                    answer_s=section.answer_s,
+                )
 
 
 def pool_costs(scenario: Scenario, topology: Topology, pool: Pool) -> Costs:

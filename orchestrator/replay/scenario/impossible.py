@@ -120,6 +120,8 @@ def _draft(topology: Topology, route: str) -> Draft:
         },
         pools={},
         ends=tuple(link.between for link in topology.links),
+        listeners=(),
+        elsewhere=frozenset(),
         gateway_site=topology.gateway.site,
         route=route,
         codec=None,

@@ -18,7 +18,7 @@ from orchestrator.topology.packaged import packaged_scenario, packaged_topology
 from orchestrator.topology.schema import Topology
 from orchestrator.topology.strict import check
 
-OTHERS = ("faults",)  # scenarios of other commands, in the same folder
+OTHERS = ("faults", "faults-stores")  # scenarios of other commands, in the same folder
 
 
 Entry = TypeVar("Entry", Chip, ModelFacts)

@@ -169,6 +169,12 @@ def _pools(
             # What cannot hold the longest request would refuse it; if no shape can, that is told.
             shapes = tuple(shape for shape in shapes if shape.kv_tokens > longest) or shapes[-1:]
             found = _pool(site, name, pool, shapes, pool.roles if keep_roles else ALL_ROLES)
+            if pool.kv_store is not None:
+                found = replace(
+                    found,
+                    store_tokens=_stored_tokens(scenario, topology, place),
+                    store_bytes_per_s=scenario.file.stores.dram_bytes_per_s,
+                )
             if running:
                 found = replace(found, chips=pool.instances * pool.parallel)
             yield found, _price(scenario, site, name, pool)
@@ -188,6 +194,13 @@ def _pool(
         slots=pool.slots if says(pool, "slots") else SLOTS,
         chunk_tokens=pool.chunk_tokens if says(pool, "chunk_tokens") else CHUNK_TOKENS,
     )
+
+
+def _stored_tokens(scenario: Scenario, topology: Topology, place: Site) -> float:
+    """What a site's stores may hold: each as much as its larger tier, which has the other's too."""
+    kept = [pool.kv_store for pool in place.pools.values() if pool.kv_store is not None]
+    nbytes = sum(max(k.dram_bytes, 0 if k.nvme is None else k.nvme.size_bytes) for k in kept)
+    return nbytes / scenario.catalogue.models[topology.model].kv_bytes_per_token.value
 
 
 def _shapes(

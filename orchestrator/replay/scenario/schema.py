@@ -39,6 +39,8 @@ from orchestrator.topology.schema import (
     Strict,
     Topology,
 )
+from workers.tiers.blocks import Tier
+from workers.tiers.choice import ASSUMED_BYTES_PER_S, ASSUMED_LATENCY_S
 
 RequestRate = Annotated[float, Quantity(parse_rate_per_s, "80/s"), Field(gt=0, allow_inf_nan=False)]
 Rent = Annotated[float, Quantity(parse_rent_per_h, "40000/month"), Field(ge=0, allow_inf_nan=False)]
@@ -190,6 +192,7 @@ class Compared(Strict):
     codec: CodecName | None = None
     share: Annotated[Sharing, Field(strict=False)] = Sharing.OURS
     prefix_caches: Switch = True
+    kv_stores: Switch = True  # off: pools do without the stores that the topology gives them
     replan: Replan | None = None
     topology: Annotated[Topology | None, OrName()] = None
 
@@ -267,6 +270,16 @@ class LinesSection(Strict):
     overlap: Literal["layer", "chunk"] = "layer"
 
 
+class StoresSection(Strict):
+    """How fast each store of KV blocks is: blocks from memory and from files, and a question's
+    answer. What is left out is as workers assume until they measure.
+    """
+
+    dram_bytes_per_s: Rate = Field(default=ASSUMED_BYTES_PER_S[Tier.MEMORY], alias="dram")
+    nvme_bytes_per_s: Rate = Field(default=ASSUMED_BYTES_PER_S[Tier.FILES], alias="nvme")
+    answer_s: Seconds = Field(default=ASSUMED_LATENCY_S, alias="answer")
+
+
 class CatalogueSection(Strict):
     """Figures that the packaged catalogue lacks, or others than it has."""
 
@@ -283,6 +296,7 @@ class ScenarioFile(Strict):
     policies: tuple[Compared, ...] = Field(min_length=1, strict=False)
     faults: tuple[FaultSection, ...] = Field(default=(), strict=False)
     lines: LinesSection = Field(default_factory=LinesSection)
+    stores: StoresSection = Field(default_factory=StoresSection)
     prices: Prices = Field(default_factory=Prices)
     slo: Slo | None = None
     seed: int = Field(default=0, ge=0)

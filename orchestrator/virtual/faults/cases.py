@@ -5,12 +5,14 @@ from random import Random
 
 from orchestrator.state.config import CoreConfig, Deadlines
 from orchestrator.state.events import Arrived, HandoffMode, Route
-from orchestrator.virtual.faults.fault import MILD, Fault, Kind, inject
+from orchestrator.virtual.faults.fault import MILD, OF_STORES, Fault, Kind, inject
 from orchestrator.virtual.faults.scenario import Load, Scenario
 from orchestrator.virtual.process import ClockError
 from orchestrator.virtual.setup import Ask, Setup, WorkerSpec
+from orchestrator.virtual.stores.store import StoreSpec
 from orchestrator.virtual.world import World
 from workers.api.messages import Role, Sampling
+from workers.tiers.eviction import POLICIES
 
 READY_S = 1.5  # by then every worker has been heard, without faults
 # Short, so that a case lives through its deadlines within a minute of its time.
@@ -140,9 +142,12 @@ def _setup(scenario: Scenario, rng: Random) -> Setup:
         queue_limit=rng.choice([2, 256]),
         deadlines=DEADLINES,
     )
+    pools = {(worker.site, worker.pool): None for worker in workers}
+    with_stores = scenario.stores > 0.0 and rng.random() < scenario.stores
     return Setup(
         core=core,
         workers=tuple(workers),
+        stores=tuple(_store(*pool, rng) for pool in pools) if with_stores else (),
         gateways=rng.choice(scenario.gateways),
         one_way_s=rng.choice(scenario.line.one_way),
         jitter_s=rng.choice(scenario.line.jitter),
@@ -151,6 +156,18 @@ def _setup(scenario: Scenario, rng: Random) -> Setup:
         divergence=divergence,
         # With few words stop strings are met, and other histories have equal tokens by chance.
         vocab_size=rng.choice([40, 32_000]),
+    )
+
+
+def _store(site: str, pool: str, rng: Random) -> StoreSpec:
+    """From a handful of blocks to more than a case fills; the model has 256 bytes of KV a block."""
+    return StoreSpec(
+        site=site,
+        pool=pool,
+        memory_bytes=rng.choice([4096, 1 << 14, 1 << 16]),
+        policy=rng.choice(list(POLICIES)),
+        files=rng.choice([True, False]),
+        bytes_per_s=rng.choice([2e3, 1e5, 1e7]),
     )
 
 
@@ -182,6 +199,7 @@ def _arrived(name: str, load: Load, setup: Setup, rng: Random, prefix: tuple[int
     length = rng.choice(load.prompts)
     shared = rng.choice([0, 0, length // 2, length])  # of a prompt that others begin with too
     own = tuple(rng.randrange(3, setup.vocab_size) for _ in range(length - shared))
+    salt = rng.choice(["", "", "tenant"])  # a tenant of its own, too: they take turns
     return Arrived(
         request=name,
         prompt_ids=prefix[:shared] + own,
@@ -192,7 +210,8 @@ def _arrived(name: str, load: Load, setup: Setup, rng: Random, prefix: tuple[int
         route=rng.choice([None, None, *Route]),
         handoff=rng.choice([None, *HandoffMode]),
         sampling=Sampling(temperature=rng.choice([0.0, 0.8]), seed=rng.randrange(100)),
-        cache_salt=rng.choice(["", "", "tenant"]),
+        cache_salt=salt,
+        tenant=salt or "default",
         weight=rng.choice([1.0, 1.0, 4.0]),
     )
 
@@ -238,6 +257,11 @@ def _fault(kind: Kind, scenario: Scenario, setup: Setup, rng: Random) -> Fault:
     if kind in (Kind.PARTITION, Kind.ONE_WAY):
         ends = _ends(setup, rng)
         return Fault(kind=kind, at=at, target=ends[0], other=ends[1], seconds=lasting)
+    if kind in OF_STORES:
+        store = rng.choice(setup.stores).name
+        seconds = {Kind.KILL_STORE: back_after, Kind.DAMAGE_STORE: 0.0}.get(kind, lasting)
+        amount = rng.choice(faults.delays) if kind is Kind.DELAY_STORE else chance
+        return Fault(kind=kind, at=at, target=store, seconds=seconds, amount=amount)
     if kind is Kind.CLOCK:
         rate = rng.choice(faults.clock_rates)
         return Fault(kind=kind, at=0.0, target=process, amount=rate)

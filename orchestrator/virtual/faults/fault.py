@@ -28,8 +28,13 @@ class Kind(StrEnum):
     CORRUPT = "corrupt"
     MEMORY = "memory"
     CLOCK = "clock"
+    KILL_STORE = "kill_store"
+    FREEZE_STORE = "freeze_store"
+    DELAY_STORE = "delay_store"
+    DAMAGE_STORE = "damage_store"
 
 
+OF_STORES = frozenset({Kind.KILL_STORE, Kind.FREEZE_STORE, Kind.DELAY_STORE, Kind.DAMAGE_STORE})
 # Accidents that must not cost any deadline, if they are rare and the line is fast.
 MILD = frozenset(
     {
@@ -48,10 +53,11 @@ MILD = frozenset(
 class Fault:
     """One fault.
 
-    `target`: a worker, a site, a process, or a gateway's place as text; for a partition `other`
-    is the end that hears no more. `seconds`: how long it lasts; of a kill, until it is started
-    again. `amount`: a probability (of a reset, that a connection is spared), the share of a pool's
-    memory, the most seconds of delay, or the rate of a clock (see `ClockError`).
+    `target`: a worker, a store, a site, a process, or a gateway's place as text; for a partition
+    `other` is the end that hears no more. `seconds`: how long it lasts; of a kill, until it is
+    started again. `amount`: a probability (of a reset, that a connection is spared; of a store's
+    blocks, that one is damaged), the share of a pool's memory, the most seconds of delay, or the
+    rate of a clock (see `ClockError`).
     """
 
     kind: Kind
@@ -152,6 +158,22 @@ def _clock(world: World, fault: Fault) -> None:
     """Set before the world begins (`cases.play`): a monotonic clock never changes its rate."""
 
 
+def _kill_store(world: World, fault: Fault) -> None:
+    world.kill_store(fault.target, back_after=fault.seconds)
+
+
+def _freeze_store(world: World, fault: Fault) -> None:
+    world.freeze(world.stores[fault.target].process, fault.seconds)
+
+
+def _delay_store(world: World, fault: Fault) -> None:
+    world.delay_store(fault.target, fault.amount, fault.seconds)
+
+
+def _damage_store(world: World, fault: Fault) -> None:
+    world.stores[fault.target].damage(world.network.random, fault.amount)
+
+
 INJECT: dict[Kind, Callable[[World, Fault], None]] = {
     Kind.KILL_WORKER: _kill_worker,
     Kind.FREEZE_WORKER: _freeze_worker,
@@ -168,4 +190,8 @@ INJECT: dict[Kind, Callable[[World, Fault], None]] = {
     Kind.CORRUPT: _accident("corrupt"),
     Kind.MEMORY: _memory,
     Kind.CLOCK: _clock,
+    Kind.KILL_STORE: _kill_store,
+    Kind.FREEZE_STORE: _freeze_store,
+    Kind.DELAY_STORE: _delay_store,
+    Kind.DAMAGE_STORE: _damage_store,
 }

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from orchestrator.topology.schema import Positive, PositiveSeconds, Rate, Seconds, Strict
 from orchestrator.topology.strict import load_model
-from orchestrator.virtual.faults.fault import MILD, Kind
+from orchestrator.virtual.faults.fault import MILD, OF_STORES, Kind
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -75,13 +75,21 @@ class Faults(Strict):
 
 
 class Scenario(Strict):
-    """What `pdd bench faults` draws from."""
+    """What `pdd bench faults` draws from. `stores`: in this share of cases each pool has one."""
 
     sites: tuple[Sites, ...] = Field(min_length=1, strict=False)
     gateways: tuple[Positive, ...] = Field(min_length=1, strict=False)
     load: Load
     line: Line
     faults: Faults
+    stores: Share = 0.0
+
+    @model_validator(mode="after")
+    def _stores_to_fail(self) -> Self:
+        of_stores = [kind for kind in self.faults.weights if kind in OF_STORES]
+        if of_stores and self.stores < 1.0:
+            raise ValueError(f"stores: must be 1 where there is a weight for {of_stores[0]}")
+        return self
 
 
 def load_scenario(path: Path) -> Scenario:

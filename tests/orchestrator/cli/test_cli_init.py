@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.main import run
-from orchestrator.live.running import check_startable
+from orchestrator.live.startable import check_startable
 from orchestrator.topology.load import load_topology
 from transport.tls import TlsFiles, check_files
 

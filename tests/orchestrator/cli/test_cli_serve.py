@@ -146,8 +146,8 @@ def test_a_worker_that_never_comes_up(root: Path, tmp_path: Path, mark: str) -> 
     [
         (
             {},
-            "sites.hami.launch: agents that dial in are not supported yet; "
-            "pdd serve can only start sites with launch: local",
+            "gateway.agents: missing; say where agents reach the gateway, such as "
+            "{host: 10.0.0.2, port: 7100}",
         ),
         (
             {"launch: agent": "launch: local"},

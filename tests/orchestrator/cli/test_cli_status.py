@@ -3,11 +3,13 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,9 +29,11 @@ STATUS = {
     "ready": True,
     "why_not": None,
     "requests": {"open": 3, "queued": 1},
+    "sites": [{"name": "hami", "state": "lost"}, {"name": "shenzhen", "state": "up"}],
     "workers": [
-        {"name": "hami/compute-and-more/0", "roles": ["prefill"], "state": "down"} | {"load": None},
-        {"name": "shenzhen/memory/0", "roles": ["main"], "state": "up", "load": LOAD},
+        {"name": "hami/compute-and-more/0", "roles": ["prefill"], "state": "down"}
+        | {"pid": None, "load": None},
+        {"name": "shenzhen/memory/0", "roles": ["main"], "state": "up", "pid": 7, "load": LOAD},
     ],
     "links": [
         {"between": ["hami", "shenzhen"], "rtt_s": 0.05, "goodput_bytes_per_s": 1.125e6}
@@ -106,6 +110,7 @@ def test_a_ready_service(pdd: Any) -> None:
     for cell in ("304", "16032", "21 ms", "prefill ", "down"):
         assert cell in done.stdout
     assert "control port 127.0.0.1:40123" in done.stdout
+    assert lines[1] == "site hami: lost"
     shown = " ".join(done.stdout.split())
     hami = "hami > shenzhen: 9 Mbps of 10 Mbps, measured 3 s ago; rtt 50.0 ms, loss 0.012 %"
     assert hami in shown
@@ -163,3 +168,45 @@ def test_a_proxy_of_the_environment_is_not_asked(pdd: Any) -> None:
         proxies = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY"), "http://127.0.0.1:1")
         done = pdd("--url", gateway.url, **proxies)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_whoever_watches_sees_each_change_as_it_comes(root: Path, output: str) -> None:
+    def next_change() -> tuple[str, Any, Any]:
+        line = watching.stdout.readline()
+        if output == "text":
+            name, _, what = line.split("  ", 1)[1].strip().partition(": ")
+            return name, None, what
+        told = json.loads(line)
+        datetime.fromisoformat(told["at"])
+        return told["name"], told["before"], told["after"]
+
+    def expect(name: str, before: Any, after: Any, text: str) -> None:
+        assert next_change() == ((name, None, text) if output == "text" else (name, before, after))
+
+    with serving(STATUS) as gateway:
+        watching = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "orchestrator.cli.main", "status", "--watch"),
+                *("-o", output, "--url", gateway.url),
+            ],
+            cwd=root,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            expect("gateway", None, {"state": "ready", "name": "gw-1"}, "ready, name gw-1")
+            expect("site hami", None, {"state": "lost"}, "lost")
+            for _ in ("shenzhen", "a worker of each"):
+                next_change()
+            next_change()
+            sites = [{"name": "hami", "state": "draining"}, STATUS["sites"][1]]
+            gateway.body = json.dumps(STATUS | {"sites": sites}).encode()
+            state = {"state": "lost"}, {"state": "draining"}
+            expect("site hami", *state, "state lost > draining")
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(20) == 130
+        finally:
+            watching.kill()
+            watching.wait()
+            watching.stdout.close()

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 # command -> its options and arguments, as one types them
 SURFACE = {
+    "bench chaos": ["--fault", "--phase", "--seed", "-o/--output"],
     "bench codec": ["-o/--output"],
     "bench driver": ["--requests", "--seed", "-o/--output"],
     "bench faults": [
@@ -22,9 +23,10 @@ SURFACE = {
     ],
     "bench gateway": ["-o/--output"],
     "bench handoff": [
-        *("--gateway-site", "--logs", "--replay", "--requests", "--topology"),
+        *("--engine", "--gateway-site", "--logs", "--replay", "--requests", "--topology"),
         "-o/--output",
     ],
+    "bench hooks": ["--python", "-o/--output"],
     "bench link": [
         "--accidents/--no-accidents",
         "--codec",
@@ -38,16 +40,22 @@ SURFACE = {
     ],
     "bench mutants": ["--jobs", "--markdown", "--seeds", "-o/--output", "names"],
     "bench paper": ["--jobs", "--requests", "-o/--output"],
+    "bench overload": ["--seconds", "--seed", "-o/--output"],
     "bench parity": ["-o/--output", "file"],
     "bench plan": ["--jobs", "--only", "-o/--output"],
     "bench pool": ["--folder", "--longest", "-o/--output"],
     "bench replay": ["--requests", "-o/--output"],
     "bench schedule": ["--seeds", "-o/--output"],
+    "bench soak": ["--minutes", "--seed", "-o/--output"],
+    "bench triattention": ["--short", "-o/--output"],
     "bench turns": ["--route", "--topology", "-o/--output"],
     "bench validate": ["--data", "-o/--output"],
+    "bench vtoken": ["--short", "-o/--output"],
+    "calibrate": ["--text", "--tokens", "-o/--output", "model"],
     "collect-env": ["-o/--output", "file"],
     "completion": ["-o/--output", "shell"],
     "doctor": ["--key", "--url", "-o/--output", "file"],
+    "drain": ["--key", "--undo", "--url", "-o/--output", "target"],
     "init": ["--certs", "--sites", "-o/--output", "file"],
     "lab": [
         *("--buffer", "--delay", "--far", "--jitter", "--link", "--loss", "--mtu", "--near"),
@@ -63,8 +71,11 @@ SURFACE = {
         "file",
     ],
     "schema": ["-o/--output", "kind"],
-    "serve": ["--gateway-site", "--logs", "--port", "--record", "-o/--output", "file"],
-    "status": ["--key", "--url", "-o/--output"],
+    "serve": [
+        *("--dry-run", "--gateway-site", "--logs", "--port", "--record", "-o/--output", "file"),
+    ],
+    "site": ["--logs", "--ray", "-o/--output", "file", "name"],
+    "status": ["--key", "--url", "--watch", "-o/--output"],
     "validate": ["-o/--output", "file"],
 }
 

@@ -43,7 +43,7 @@ def test_a_good_file() -> None:
 
 
 def test_a_pool_that_keeps_kv_says_how_much() -> None:
-    done = pdd("validate", "configs/topologies/laptop-pool.yaml")
+    done = pdd("validate", "configs/topologies/laptop-stores.yaml")
     assert (done.returncode, done.stderr) == (0, "")
     assert "torch, main; keeps KV in 0.5 GiB of memory and 4 GiB of files" in done.stdout
 

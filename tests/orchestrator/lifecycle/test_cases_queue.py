@@ -67,6 +67,24 @@ def test_queue_full_is_overloaded_at_once(make_rig: MakeRig) -> None:
     assert rig.machine.queued == 2
 
 
+def test_a_full_queue_is_shared_by_tenants(make_rig: MakeRig) -> None:
+    rig = make_rig(slots=1, queue_limit=3)
+    for name in ("first", "x1", "x2", "x3"):
+        rig.arrive(name, tenant="x")
+    for name, gone in (("y1", "x3"), ("y2", None)):
+        rig.arrive(name, tenant="y")
+        if gone is None:
+            assert failure(rig) is Failure.OVERLOADED, "it would have more than x"
+        else:
+            assert rig.ends[gone].failure is Failure.OVERLOADED
+            assert name not in rig.ends
+    assert rig.machine.queued == 3
+    rig.tell(ClientGone(request="first"))
+    assert rig.machine.requests["x1"].legs
+    rig.tell(ClientGone(request="x1"))
+    assert rig.machine.requests["y1"].legs, "tenants take turns"
+
+
 def test_no_queue_at_all(make_rig: MakeRig) -> None:
     rig = make_rig(slots=1, queue_limit=0)
     rig.arrive("first")

@@ -19,12 +19,13 @@ from orchestrator.live.directory import Directory
 from orchestrator.live.driver import new_gateway_name
 from orchestrator.live.gateway import Gateway, load_tokenizer, read_card, take_port
 from orchestrator.live.gateway_processes import GatewayProcesses, check_ports
-from orchestrator.live.site_workers import worker_configs
+from orchestrator.live.site_workers import store_configs, worker_configs
 from orchestrator.membership.inventory import Description, Phase
 from orchestrator.topology.schema import Topology
 from workers.engines.models import resolve_model
 from workers.service.config import SECRET_ENV, WorkerConfig
 from workers.service.process import SIMULATED_MODEL
+from workers.storage.process import StoreProcessConfig
 
 SECRET = "a-secret-of-this-test"
 KEY = {"authorization": f"Bearer {SECRET}"}
@@ -62,7 +63,6 @@ class ProcessHandle:
             except httpx.TransportError as error:
                 raise Unavailable(str(error)) from error
         return Description(
-            roles=config.roles,
             http=f"{config.host}:{config.http_port}",
             kv=f"{config.host}:{config.kv_port}",
             phase=phase,
@@ -89,11 +89,13 @@ class ProcessHandle:
 
 
 class ProcessPlacer:
-    """Places a site's workers as child processes."""
+    """Places a site's workers and stores as child processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.placed: dict[str, ProcessHandle] = {}
+        self.stores: dict[str, StoreProcessConfig] = {}
+        self._stores: dict[str, subprocess.Popen[bytes]] = {}
 
     def refusal(self, workers: int) -> str | None:
         return None
@@ -104,6 +106,28 @@ class ProcessPlacer:
     def place(self, config: WorkerConfig) -> ProcessHandle:
         self.placed[config.name] = ProcessHandle(config, self._folder)
         return self.placed[config.name]
+
+    def keep_store(self, config: StoreProcessConfig) -> None:
+        file = self._folder / f"{config.name.replace('/', '-')}.json"
+        file.write_text(json.dumps(dataclasses.asdict(config), default=str))
+        self.stores[config.name] = config
+        with file.with_suffix(".log").open("wb") as log:
+            self._stores[config.name] = subprocess.Popen(
+                [sys.executable, "-m", "workers.storage.process", str(file)],
+                env=os.environ | {SECRET_ENV: SECRET},
+                stderr=log,
+            )
+
+    def remove_store(self, name: str) -> None:
+        self._stores[name].terminate()
+        self._stores[name].wait(20)
+
+    def kill_all(self) -> None:
+        for handle in self.placed.values():
+            handle.kill()
+        for process in self._stores.values():
+            process.kill()
+            process.wait(10)
 
 
 class Bare:
@@ -168,8 +192,7 @@ async def bare_service(
                     await until(lambda url=url: _ready(bare, url), f"{url} is ready", UP_S)
                 yield bare
         finally:
-            for handle in bare.placer.placed.values():
-                handle.kill()
+            bare.placer.kill_all()
 
 
 async def _ready(bare: Bare, url: str) -> bool:
@@ -183,9 +206,7 @@ async def _gateway_processes(bare: Bare, stack: contextlib.AsyncExitStack) -> li
     """Start them; where agents reach each."""
     gateway = bare.topology.gateway
     check_ports(bare.topology)
-    ports: list[int] = []
-    for _ in range(gateway.processes):
-        ports.append(free_port(HOST, set(ports)))
+    ports = _free_ports(gateway.processes)
     processes = GatewayProcesses(
         bare.topology,
         model=resolve_model(bare.topology.model),
@@ -229,10 +250,13 @@ async def _gateway(bare: Bare, stack: contextlib.AsyncExitStack) -> str:
 async def _agent(
     bare: Bare, stack: contextlib.AsyncExitStack, site: str, gateways: list[str], model: str
 ) -> None:
-    port = free_port(HOST, set())
+    port, *others = _free_ports(1 + len(bare.topology.sites[site].pools))
+    ports = iter(others)
+    stores = store_configs(bare.topology, site, lambda: next(ports))
     spec = SiteSpec(
         site=site,
-        workers=worker_configs(bare.topology, site, model),
+        workers=worker_configs(bare.topology, site, model, stores=stores),
+        stores=stores,
         gateways=tuple(gateways),
         gateway_site=bare.topology.gateway.site,
         port=port,
@@ -247,3 +271,10 @@ async def _agent(
     stack.push_async_callback(end)
     await ready.wait()
     bare.agents[site] = f"http://{HOST}:{port}"
+
+
+def _free_ports(count: int) -> list[int]:
+    ports: list[int] = []
+    for _ in range(count):
+        ports.append(free_port(HOST, set(ports)))
+    return ports

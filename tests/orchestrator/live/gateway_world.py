@@ -45,8 +45,14 @@ class World:
     """A running gateway, its three workers and a client."""
 
     def __init__(
-        self, url: str, internal: str, http: httpx.AsyncClient, peers: dict[str, Peer]
+        self,
+        gateway: Gateway,
+        url: str,
+        internal: str,
+        http: httpx.AsyncClient,
+        peers: dict[str, Peer],
     ) -> None:
+        self.gateway = gateway
         self.url, self.internal, self.http, self.peers = url, internal, http, peers
         self.writers: dict[str, asyncio.StreamWriter] = {}
 
@@ -131,7 +137,7 @@ def load_of(name: str) -> Load:
 
 
 @contextlib.asynccontextmanager
-async def world(topology: Topology = TOPOLOGY) -> AsyncIterator[World]:
+async def world(topology: Topology = TOPOLOGY, *, replaces: bool = False) -> AsyncIterator[World]:
     directory = resolve_model(MODEL)
     gateway = Gateway(
         topology,
@@ -141,6 +147,7 @@ async def world(topology: Topology = TOPOLOGY) -> AsyncIterator[World]:
         directory=Directory(topology, None),
         secret="s3cret",
         door=Door({"k1": "default"}),
+        replaces=replaces,
     )
     stop = asyncio.Event()
     with (
@@ -155,7 +162,7 @@ async def world(topology: Topology = TOPOLOGY) -> AsyncIterator[World]:
                 peer.name = name
             http = await stack.enter_async_context(httpx.AsyncClient(timeout=8.0))
             try:
-                yield World(*urls, http, peers)
+                yield World(gateway, *urls, http, peers)
             finally:
                 stop.set()
                 async with asyncio.timeout(8.0):
@@ -163,10 +170,13 @@ async def world(topology: Topology = TOPOLOGY) -> AsyncIterator[World]:
 
 
 def play(
-    scenario: Callable[[World], Coroutine[Any, Any, None]], topology: Topology = TOPOLOGY
+    scenario: Callable[[World], Coroutine[Any, Any, None]],
+    topology: Topology = TOPOLOGY,
+    *,
+    replaces: bool = False,
 ) -> None:
     async def whole() -> None:
-        async with world(topology) as there:
+        async with world(topology, replaces=replaces) as there:
             await scenario(there)
 
     uvloop.run(whole())

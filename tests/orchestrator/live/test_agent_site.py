@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -15,10 +16,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from orchestrator.live.agent import PORTS, SiteAgent, SiteSpec, Unavailable
+from orchestrator.live import agent as agents
+from orchestrator.live.agent import PORTS, WORKERS, SiteAgent, SiteSpec, Unavailable
 from orchestrator.live.ray_site import refusal
 from orchestrator.membership.inventory import Description, Phase
 from orchestrator.membership.reports import read_report
+from orchestrator.membership.standing import Standing
 from workers.api.messages import Role
 from workers.service.config import WorkerConfig
 from workers.storage.process import StoreProcessConfig
@@ -52,7 +55,6 @@ class ScriptedWorker:
         info = {"pid": 7} if self.phase is Phase.SERVING else None
         config = self.config
         return Description(
-            roles=config.roles,
             http=f"{config.host}:{config.http_port}",
             kv=f"{config.host}:{config.kv_port}",
             phase=self.phase,
@@ -173,15 +175,17 @@ class Gateway:
 
     def __init__(self) -> None:
         self.port = free_port()
+        self.status = 200
         self.leases: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
+        self.says: Any = {"renewed": True, "stores": {}, "standing": Standing().told()}
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         async def lease(request: Request) -> JSONResponse:
             self.keys.add(request.headers.get("authorization"))
             self.leases.append(await request.json())
-            return JSONResponse({})
+            return JSONResponse(self.says, status_code=self.status)
 
         app = Starlette(routes=[Route("/internal/lease", lease, methods=["POST"])])
         config = uvicorn.Config(app, port=self.port, log_config=None, lifespan="off")
@@ -336,6 +340,117 @@ def test_every_gateway_is_told_whatever_becomes_of_the_others():
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    "says", [{}, [], {"stores": 1}, {"stores": {}}, {"stores": {}, "standing": {}}]
+)
+def test_what_answers_for_a_gateway_in_other_words_is_none(says: Any):
+    """As a proxy's page with status 200: tried again, and the workers go on."""
+
+    async def scenario() -> None:
+        nodes, gateway = Nodes(), Gateway()
+        gateway.says = says
+        where = f"http://127.0.0.1:{gateway.port}"
+        async with gateway.serving(), running(spec(where), nodes) as site:
+            await site.until(lambda i: "Error" in i["lease"])
+            gateway.says = {"renewed": True, "stores": {}, "standing": Standing().told()}
+            await site.until(lambda i: i["lease"] == "renewed")
+            await site.until_states("up", "up")
+
+    asyncio.run(scenario())
+
+
+def test_a_gateways_word_drains_the_site_and_brings_it_back():
+    async def scenario() -> None:
+        nodes, gateway = Nodes(), Gateway()
+        store = StoreProcessConfig(
+            name="hami/p/store",
+            site="hami",
+            pool="p",
+            port=1,
+            tiers=StoreConfig(memory_bytes=1 << 20),
+        )
+        told = replace(spec(f"http://127.0.0.1:{gateway.port}"), stores=(store,))
+
+        def wants(**standing: Any) -> None:
+            gateway.says = {"stores": {}, "standing": Standing(**standing).told()}
+
+        async with gateway.serving(), running(told, nodes) as site:
+            await site.until_states("up", "up")
+            wants(version=1, drained=True)
+            await site.until_states("draining", "draining")
+            first, second = nodes.workers.values()
+            assert (first.drains, second.drains) == (1, 1)
+            first.phase = Phase.ENDED
+            await site.until_states("drained", "draining")
+            assert nodes.stores == ["hami/p/store"], "somebody may still load from it"
+            second.phase = Phase.ENDED
+            await site.until_states("drained", "drained")
+            await eventually(lambda: nodes.stores == [])
+            assert read_report(await gateway.next_lease()).standing == Standing(
+                version=1, drained=True
+            )
+            wants(version=2)
+            await site.until_states("up", "up")
+            assert (first.removed, second.removed, nodes.stores) == (True, True, ["hami/p/store"])
+            assert nodes.placed == 2 * ["hami/p/0", "hami/p/1"]
+            wants(version=3, replace=frozenset({"hami/p/1"}))
+            await site.until_states("up", "draining")
+            nodes.workers["hami/p/1"].phase = Phase.ENDED
+            await site.until_states("up", "up")
+            assert nodes.placed[4:] == ["hami/p/1"]
+
+    asyncio.run(scenario())
+
+
+def test_other_workers_are_told_and_remembered(tmp_path):
+    async def scenario() -> None:
+        nodes = Nodes()
+        told = replace(spec(), kept=tmp_path / "workers.json")
+        async with running(told, nodes) as site:
+            await site.until_states("up", "up")
+            wanted = (replace(told.workers[0], slots=9), worker("hami/p/2"))
+            answer = await site.post("/workers", json.loads(WORKERS.dump_json(wanted)))
+            assert answer.json() == {"workers": ["hami/p/0", "hami/p/2"]}
+            await site.until_states("draining", "draining", "up")
+            nodes.workers["hami/p/0"].phase = nodes.workers["hami/p/1"].phase = Phase.ENDED
+            await site.until_states("up", "up")
+            assert nodes.workers["hami/p/0"].config.slots == 9
+            assert nodes.workers["hami/p/1"].removed
+            before = dict(nodes.workers)
+            nodes.refused = "site hami needs 0.3 CPU for 3 workers; its nodes hold 2 workers"
+            refused = await site.post("/workers", json.loads(WORKERS.dump_json(told.workers)))
+            assert (refused.status_code, refused.json()) == (409, {"error": nodes.refused})
+            assert (await site.post("/workers", [{"name": "x"}])).status_code == 409
+            nodes.refused = None
+        async with running(replace(told, port=free_port()), nodes) as site:
+            await site.until_states("up", "up")
+        assert nodes.workers == before, "the agent that follows knows as much"
+        assert nodes.placed == ["hami/p/0", "hami/p/1", "hami/p/2", "hami/p/0"]
+
+    asyncio.run(scenario())
+
+
+def test_declared_ports_stay_with_those_that_have_them():
+    async def scenario() -> None:
+        nodes, first = Nodes(), free_port()
+
+        def on(name: str, offset: int) -> WorkerConfig:
+            ports = {"http_port": first + offset, "kv_port": first + offset + 1}
+            return replace(worker(name), **ports)
+
+        told = replace(spec(), workers=(on("hami/p/0", 0), on("hami/q/0", 2)))
+        async with running(told, nodes) as site:
+            await site.until_states("up", "up")
+            wanted = (on("hami/p/0", 0), on("hami/p/1", 2), on("hami/q/0", 4))
+            await site.post("/workers", json.loads(WORKERS.dump_json(wanted)))
+            await site.until_states("up", "up", "up")
+            assert nodes.placed == ["hami/p/0", "hami/q/0", "hami/p/1"], "nobody was renewed"
+            ports = {name: w.config.http_port - first for name, w in nodes.workers.items()}
+            assert ports == {"hami/p/0": 0, "hami/q/0": 2, "hami/p/1": 4}
+
+    asyncio.run(scenario())
+
+
 def test_drain_and_stop():
     async def scenario() -> None:
         nodes = Nodes()
@@ -351,6 +466,111 @@ def test_drain_and_stop():
             assert not nodes.workers["hami/p/0"].removed
             assert (await site.post("/stop")).status_code == 200
             await eventually(lambda: nodes.workers["hami/p/0"].removed)
+
+    asyncio.run(scenario())
+
+
+def test_the_last_report_tells_what_has_been_drained():
+    async def scenario() -> None:
+        nodes, gateway = Nodes(), Gateway()
+        async with (
+            gateway.serving(),
+            running(spec(f"http://127.0.0.1:{gateway.port}"), nodes) as site,
+        ):
+            workers = [w["name"] for w in await site.until_states("up", "up")]
+            await site.post("/drain", {"workers": workers})
+            for worker in nodes.workers.values():
+                worker.phase = Phase.ENDED
+            await site.until_states("drained", "drained")
+            await gateway.next_lease()  # of before, on its way
+            gateway.leases.clear()
+            await site.post("/stop")
+            await eventually(lambda: len(gateway.leases) > 0)
+            assert {w["state"] for w in gateway.leases[-1]["workers"]} == {"drained"}
+
+    asyncio.run(scenario())
+
+
+def test_a_gateway_of_another_secret_is_told_of_in_one_line():
+    async def scenario() -> None:
+        gateway = Gateway()
+        gateway.status = 401
+        async with (
+            gateway.serving(),
+            running(spec(f"http://127.0.0.1:{gateway.port}"), Nodes()) as site,
+        ):
+            refused = "refused: PDD_SECRET here is not the gateway's"
+            await site.until(lambda i: i["lease"] == refused)
+            gateway.status = 200
+            await site.until(lambda i: i["lease"] == "renewed")
+
+    asyncio.run(scenario())
+
+
+def test_ports_that_are_given_are_kept():
+    async def scenario() -> None:
+        nodes, told = Nodes(), spec()
+        http, kv = free_port(), free_port()
+        given = replace(told.workers[0], http_port=http, kv_port=kv)
+        async with running(replace(told, workers=(given, told.workers[1])), nodes) as site:
+            first, second = await site.until_states("up", "up")
+            assert (first["http"], first["kv"]) == (f"127.0.0.1:{http}", f"127.0.0.1:{kv}")
+            assert int(second["http"].rsplit(":", 1)[1]) in PORTS
+
+    asyncio.run(scenario())
+
+
+def as_json(*workers: WorkerConfig) -> Any:
+    return json.loads(WORKERS.dump_json(workers))
+
+
+def test_a_pool_in_the_place_of_another_has_to_wait_for_its_ports():
+    async def scenario() -> None:
+        told, nodes = spec(), Nodes()
+        ports = iter(range(20_001, 20_005))
+        placed = [replace(w, http_port=next(ports), kv_port=next(ports)) for w in told.workers]
+        async with running(replace(told, workers=tuple(placed)), nodes) as site:
+            await site.until_states("up", "up")
+            others = [replace(worker, name=worker.name.replace("/p/", "/q/")) for worker in placed]
+            refused = await site.post("/workers", as_json(*others))
+            assert refused.status_code == 409
+            assert "no port of the site is left for hami/q/0" in refused.json()["error"]
+            assert (await site.post("/workers", as_json(placed[0]))).status_code == 200
+            assert (await site.post("/workers", {"workers": "x" * 40})).status_code == 409
+            await site.until(lambda i: i["workers"][0]["state"] == "up")
+            assert nodes.placed == ["hami/p/0", "hami/p/1"]
+
+    asyncio.run(scenario())
+
+
+def test_what_was_refused_for_want_of_room_starts_when_less_is_asked_for():
+    async def scenario() -> None:
+        told, nodes = spec(), Nodes(refused="its nodes hold 1 worker")
+        async with running(told, nodes) as site:
+            await site.until_states("failed", "failed")
+            nodes.refused = None
+            assert (await site.post("/workers", as_json(told.workers[0]))).status_code == 200
+            workers = await site.until_states("up")
+            assert workers[0]["name"] == "hami/p/0"
+            assert (await site.inventory())["refusal"] is None
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_hears_no_order_holds_nobody_up(monkeypatch):
+    class Deaf(ScriptedWorker):
+        async def drain(self) -> None:
+            await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        monkeypatch.setattr(agents, "ORDER_S", 0.1)
+        told, nodes = spec(), Nodes()
+        nodes.workers["hami/p/0"] = Deaf(told.workers[0])
+        async with running(told, nodes) as site:
+            await site.until_states("up", "up")
+            both = {"workers": ["hami/p/0", "hami/p/1"]}
+            assert (await site.post("/drain", both)).status_code == 200
+            assert nodes.workers["hami/p/1"].drains == 1
 
     asyncio.run(scenario())
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import uvloop
 
 from orchestrator.live.gateway import read_card
@@ -177,3 +178,47 @@ def test_the_card_is_read_from_the_models_own_files(tmp_path: Path) -> None:
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
     card = read_card("gpt2", model)
     assert (card.max_context, card.vocab_size, card.stop_ids) == (77, 99, (5, 6))
+
+
+def test_a_gateway_that_fails_before_it_serves_says_so_at_once() -> None:
+    async def scenario(w: World) -> None:
+        async def fails() -> None:
+            raise OSError("no socket")
+
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(OSError, match="no socket"):
+            await w.gateway.ready(60.0, asyncio.create_task(fails()))
+        assert asyncio.get_running_loop().time() - began < 30.0
+
+    play(scenario)
+
+
+def test_a_gateway_of_sites_elsewhere_waits_and_says_for_what() -> None:
+    async def scenario(w: World) -> None:
+        told: list[str] = []
+        heard = asyncio.Event()
+        running: asyncio.Task[Any] = asyncio.create_task(asyncio.Event().wait())
+        waiting = asyncio.create_task(
+            w.gateway.ready(None, running, lambda line: (told.append(line), heard.set()))
+        )
+        await heard.wait()
+        assert not waiting.done()
+        await w.all_up()
+        assert await waiting is None
+        assert told[0] == "waiting for workers: hami/p/0, hami/r/0, shenzhen/q/0"
+        assert len(set(told)) == len(told)
+        running.cancel()
+
+    play(scenario)
+
+
+def test_one_that_takes_anothers_place_waits_for_some_worker_only() -> None:
+    async def scenario(w: World) -> None:
+        never = asyncio.create_task(asyncio.Event().wait())
+        assert (await w.lease("hami", state="failed")).status_code == 200
+        assert (await w.lease("shenzhen")).status_code == 200
+        w.writers["shenzhen/q/0"] = await w.peers["shenzhen/q/0"].stream()
+        assert await w.gateway.ready(8.0, never) is None
+        never.cancel()
+
+    play(scenario, replaces=True)

@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,11 +17,13 @@ import pytest
 import uvloop
 
 from orchestrator.errors import UserError
+from orchestrator.live import gateway_processes
 from orchestrator.live.agent import free_port
 from orchestrator.live.gateway import take_port
 from orchestrator.live.gateway_process import Order
-from orchestrator.live.gateway_processes import check_ports
-from orchestrator.live.running import check_startable
+from orchestrator.live.gateway_processes import GatewayProcesses, check_ports
+from orchestrator.live.processes import LaunchFailed
+from orchestrator.live.startable import check_startable
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.schema import Topology
 from tests.orchestrator.live.bare_service import HOST, Bare, bare_service, until
@@ -55,8 +60,13 @@ def topology(processes: int, slots: int = 32) -> Topology:
     )
 
 
-async def ask(url: str, tokens: int, **fields: Any) -> tuple[str, str]:
-    """Which gateway took it, and what became of it. On a connection of its own."""
+async def ask(
+    url: str, tokens: int, heard: Callable[[], object] = lambda: None, **fields: Any
+) -> tuple[str, str]:
+    """Which gateway took it, and what became of it. On a connection of its own.
+
+    `heard` is called at each part.
+    """
     body = {
         "model": "smollm2-135m",
         "prompt": list(range(1000, 1064)),
@@ -75,6 +85,7 @@ async def ask(url: str, tokens: int, **fields: Any) -> tuple[str, str]:
             async for part in answer.aiter_text():
                 text += part
                 name = name or json.loads(text.split("\n")[0][6:])["id"]
+                heard()
     except httpx.TransportError:
         return name, "broken"
     return name, "whole" if text.endswith("data: [DONE]\n\n") else "cut off"
@@ -115,8 +126,16 @@ def test_one_that_dies_costs_its_own_streams_and_no_other() -> None:
             scraped = (await bare.http.get(f"{url}/metrics")).text
             name = (await bare.status(url))["gateway"]["name"]
             assert f'pdd_gateway_info{{gateway="{name}"}} 1.0' in scraped
-        tasks = [asyncio.create_task(ask(shared, 150)) for _ in range(16)]
-        await until(lambda: _open(bare, own, 16), "all are served", 30.0)
+        begun: set[int] = set()
+        tasks = [
+            asyncio.create_task(ask(shared, 150, partial(begun.add, number)))
+            for number in range(16)
+        ]
+
+        async def all_begun() -> bool:
+            return len(begun) == 16
+
+        await until(all_begun, "each has a part, by which it knows its gateway", 30.0)
         held = [(await bare.status(url))["requests"]["open"] for url in own]
         assert sum(held) == 16
         assert min(held) >= 1, "both have some"
@@ -133,10 +152,6 @@ def test_one_that_dies_costs_its_own_streams_and_no_other() -> None:
         assert any("gateway 1 ended" in line for line in bare.told)
 
     play(scenario, topology(2))
-
-
-async def _open(bare: Bare, urls: list[str], count: int) -> bool:
-    return sum([(await bare.status(url))["requests"]["open"] for url in urls]) == count
 
 
 async def _serves(url: str) -> bool:
@@ -169,6 +184,7 @@ def test_an_order_is_read_as_it_was_written(root: Any, tmp_path: Any) -> None:
             internal=20_001,
             emulator=20_002,
             log=tmp_path / "log",
+            replaces=True,
         )
         assert Order.read(order.write()) == order
         assert order.own_port == order.topology.gateway.port + 2
@@ -184,6 +200,42 @@ def test_another_deployments_port_is_not_shared(number: int) -> None:
     ):
         check_ports(where)
     check_ports(where)
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        ("echo '{x'", ": not understood: "),
+        ("exit 3", ": code 3"),
+        ("true", "the gateways do not serve within 0.5 s"),
+    ],
+)
+def test_gateways_that_do_not_come_up_say_why(
+    says: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nread order\n{says}\nread until_the_end\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(gateway_processes, "UP_S", 0.5)
+
+    async def scenario() -> None:
+        processes = GatewayProcesses(
+            topology(2),
+            model=tmp_path,
+            internal=[1, 2],
+            emulator=None,
+            secret="s3cret",
+            log_dir=None,
+            tell=lambda line: None,
+        )
+        try:
+            with pytest.raises(LaunchFailed, match=re.escape(reason)):
+                await processes.up()
+        finally:
+            await processes.stop()
+
+    uvloop.run(scenario())
 
 
 def test_what_several_gateways_cannot_do_is_refused(root: Any) -> None:

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 import uvloop
 
-from orchestrator.live.http1 import Client, NoAnswer, NotConnected, Silent
+from orchestrator.live.http1 import (
+    MAX_ANSWER_BYTES,
+    Client,
+    NoAnswer,
+    NotConnected,
+    Silent,
+)
 
 WAIT_S = 8.0
 
@@ -138,6 +144,54 @@ def test_a_post_that_was_given_up_leaves_no_answer_to_the_next() -> None:
         there.answer = says(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nb")
         assert await client.post(there.url, b"b", timeout_s=WAIT_S) == (200, b"b")
         assert len(there.connections) == 2
+
+    play(scenario)
+
+
+def test_a_post_waits_for_the_whole_answer_as_long_as_it_said_and_no_longer() -> None:
+    async def scenario(there: Far, client: Client) -> None:
+        def trickle(writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+            tasks.append(asyncio.create_task(drops(writer)))
+
+        async def drops(writer: asyncio.StreamWriter) -> None:
+            while not writer.is_closing():
+                writer.write(b"x")
+                await asyncio.sleep(0.02)
+
+        tasks: list[asyncio.Task[None]] = []
+        there.answer = trickle
+        with pytest.raises(Silent, match=r"no whole answer within 0\.2 s"):
+            await client.post(there.url, b"a", timeout_s=0.2)
+        for task in tasks:
+            task.cancel()
+
+    play(scenario)
+
+
+def test_an_answer_to_a_post_is_bounded() -> None:
+    async def scenario(there: Far, client: Client) -> None:
+        length = MAX_ANSWER_BYTES + 1
+        there.answer = says(
+            b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % length + b"x" * length
+        )
+        with pytest.raises(NoAnswer, match="longer than"):
+            await client.post(there.url, b"a", timeout_s=WAIT_S)
+
+    play(scenario)
+
+
+def test_connections_that_were_closed_while_they_waited_are_let_go() -> None:
+    async def scenario(there: Far, client: Client) -> None:
+        there.answer = says(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        await asyncio.gather(*(client.post(there.url, b"a", timeout_s=WAIT_S) for _ in range(8)))
+        first = there.connections[:]
+        for writer in first:
+            writer.transport.abort()
+        await asyncio.sleep(0.05)  # the ends arrive
+        await client.post(there.url, b"b", timeout_s=WAIT_S)
+        assert [len(kept) for kept in client.idle.values()] == [1]
+        assert len(there.connections) == 9
 
     play(scenario)
 

@@ -14,16 +14,18 @@ import pytest
 import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from orchestrator.errors import UserError
 from orchestrator.live.agent import SiteAgent, SiteSpec
 from orchestrator.live.channel import Place, WorkerChannel
+from orchestrator.live.gateway import gateway_tls
 from orchestrator.live.http import base_url, reason, site_client
-from orchestrator.live.launch import Deployment, LaunchFailed
-from orchestrator.live.running import gateway_tls
+from orchestrator.live.launch import Deployment
+from orchestrator.live.processes import LaunchFailed
 from orchestrator.membership.reach import CameUp, Lost, News
+from orchestrator.membership.standing import Standing
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.schema import Security, Tls, Topology
 from tests.orchestrator.live.channel_peer import NAME, WAIT_S, eventually, messages_line, serving
@@ -55,6 +57,8 @@ class Served:
 
     async def _any(self, request: Request) -> Response:
         self.requests.append(request.url.path)
+        if request.url.path == "/internal/lease":
+            return JSONResponse({"renewed": True, "stores": {}, "standing": Standing().told()})
         return Response(request.headers["authorization"] + " " + request.url.scheme)
 
     async def _long(self, request: Request) -> Response:

@@ -25,8 +25,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from orchestrator.live.agent import SiteSpec, free_port
-from orchestrator.live.launch import Deployment, LaunchFailed
+from orchestrator.live.launch import Deployment
+from orchestrator.live.processes import LaunchFailed
 from orchestrator.live.site_workers import worker_configs
+from orchestrator.membership.standing import Standing
 from orchestrator.topology.load import load_topology
 from workers.api.messages import Role
 from workers.service.config import SECRET_ENV, Line
@@ -72,7 +74,7 @@ class Gateway:
         async def lease(request: Request) -> JSONResponse:
             body = await request.json()
             self.leases[body["site"]] = body
-            return JSONResponse({})
+            return JSONResponse({"renewed": True, "stores": {}, "standing": Standing().told()})
 
         app = Starlette(routes=[Route("/internal/lease", lease, methods=["POST"])])
         config = uvicorn.Config(app, port=self.port, log_config=None, lifespan="off")
@@ -241,6 +243,25 @@ def test_a_site_that_no_node_has_is_refused_at_once(world, tmp_path):
     assert "site=shenzhen" in refused
 
 
+@pytest.mark.parametrize("site", ["shenzhen", "hami"])
+def test_a_node_that_ends_is_started_again(world, site):
+    """And with it what ran there; hami's is the head, without which all nodes end."""
+    ours = [name for name in WORKERS if name.startswith(site)]
+    pids = {name: world.until_up(name)["info"]["pid"] for name in ours}
+    (raylet,) = (
+        p
+        for p in processes_of(world.secret)
+        if p.name() == "raylet" and f"site={site}" in p.parent().cmdline()
+    )
+    raylet.kill()
+    for name, pid in pids.items():
+        world.until_up(name, other_than_pid=pid)
+    assert not world.deployment.failed.done()
+    for name in WORKERS:
+        world.until_up(name)
+    assert any("started again" in line for line in world.said)
+
+
 def test_a_worker_that_its_agent_drains_ends(world):
     worker = world.until_up("hami/relay/0")
     drained = httpx.post(
@@ -327,7 +348,7 @@ def test_everything_ends_when_the_owner_is_killed(number):
         family = psutil.Process(owner.pid).children(recursive=True)
         assert started[0] in family
         owner.send_signal(number)
-        owner.wait(15)
+        owner.wait(45)  # its supervisor may take what it is given
         wait_until(lambda: not processes_of(secret), 15.0)
         wait_until(lambda: not any(p.is_running() for p in family), 5.0)
     finally:

@@ -10,7 +10,8 @@ import psutil
 import pytest
 import uvloop
 
-from orchestrator.live.planning import PlanningFailed, decide_beside
+from orchestrator.errors import UserError
+from orchestrator.live.planning import PlanningFailed, beside, decide_beside
 from orchestrator.replan.decide import Case, decide
 from tests.orchestrator.live.channel_peer import eventually
 from tests.orchestrator.replan.worlds import FAR, base, seen
@@ -76,3 +77,16 @@ def test_ctrl_c_is_not_the_planners_to_handle(capfd: pytest.CaptureFixture[str])
 
     uvloop.run(main())
     assert "KeyboardInterrupt" not in capfd.readouterr().err
+
+
+def halved(number: int) -> int:
+    """Work for another process."""
+    if number % 2:
+        raise UserError(f"{number} is odd")
+    return number // 2
+
+
+def test_any_work_and_its_users_mistakes() -> None:
+    assert uvloop.run(beside(halved, 8)) == 4
+    with pytest.raises(UserError, match="7 is odd"):
+        uvloop.run(beside(halved, 7))

@@ -19,6 +19,7 @@ from orchestrator.membership.inventory import (
     SiteInventory,
 )
 from orchestrator.membership.reports import WorkerState, read_report
+from orchestrator.membership.standing import Standing
 from workers.api.messages import Role
 
 A, B = "hami/p/0", "hami/p/1"
@@ -38,7 +39,6 @@ def inventory(*names: str) -> SiteInventory:
 
 def said(phase: str, reason: str | None = None, draining: bool = False) -> Description:
     return Description(
-        roles=(Role.MAIN,),
         http="127.0.0.1:1",
         kv="127.0.0.1:2",
         phase=Phase(phase),
@@ -136,7 +136,8 @@ def test_what_runs_is_adopted_and_the_rest_placed() -> None:
     site.placed(B, "127.0.0.1:3", "127.0.0.1:4")
     site.described(A, said("serving"), 1.0)
     first, second = site.report("renewed")["workers"]
-    assert (first["http"], first["kv"], first["roles"]) == ("127.0.0.1:1", "127.0.0.1:2", ["main"])
+    assert (first["http"], first["kv"]) == ("127.0.0.1:1", "127.0.0.1:2")
+    assert first["roles"] == ["prefill"], "as it is told, whatever its process was"
     assert (second["http"], second["kv"], second["state"]) == (
         "127.0.0.1:3",
         "127.0.0.1:4",
@@ -220,3 +221,127 @@ def test_a_gateway_that_is_away_is_asked_less_often() -> None:
     assert renewals.renewed() == RENEW_S
     assert renewals.state == "renewed"
     assert renewals.failed("again") == 2 * RENEW_S
+
+
+AWAY, BACK = Standing(version=1, drained=True), Standing(version=2)
+RENEW = Standing(version=1, replace=frozenset({A}))
+PLACE = [Place(worker=A)]
+
+
+@pytest.mark.parametrize(
+    ("state", "standing", "then", "orders"),
+    [
+        *((s, AWAY, "draining", DRAIN) for s in ("starting", "up", "restarting", "draining")),
+        *((s, AWAY, s, []) for s in ("failed", "drained")),
+        *((s, RENEW, "draining", DRAIN) for s in ("up", "draining")),
+        *((s, RENEW, s, []) for s in ("starting", "restarting")),  # that is under way
+        *((s, RENEW, "starting", PLACE) for s in ("failed", "drained")),
+    ],
+)
+def test_what_is_wanted_of_a_site(
+    state: str, standing: Standing, then: str, orders: list[Order]
+) -> None:
+    site = brought(state)
+    assert not site.drained
+    assert site.told(standing, 2.0) == orders
+    assert of(site)[0] == then
+    assert site.told(standing, 3.0) == [], "it is no news"
+    told = site.report("renewed")["standing"]
+    assert told == {"version": 1, "drained": standing.drained, "replace": []}
+    assert site.drained == (standing.drained and then in ("failed", "drained"))
+
+
+def test_a_drained_site_has_its_workers_again_when_those_that_run_have_ended() -> None:
+    site = inventory(A, B)
+    site.begin([A, B], None)
+    for name in (A, B):
+        site.described(name, said("serving"), 1.0)
+    assert site.told(AWAY, 2.0) == [Drain(worker=A), Drain(worker=B)]
+    assert site.described(A, said("ended"), 3.0) == REMOVE
+    assert not site.drained, "one still runs"
+    assert site.told(BACK, 4.0) == [Place(worker=A), Drain(worker=B)]
+    assert (of(site, A)[0], of(site, B)[0]) == ("starting", "draining")
+    assert site.described(B, said("ended"), 5.0) == [Remove(worker=B), Place(worker=B)]
+    assert site.told(AWAY, 6.0) == [], "an older word comes late"
+    assert of(site, B) == ("starting", None)
+
+
+def test_a_replaced_worker_is_back_and_stays_away_if_its_site_drains_meanwhile() -> None:
+    site = brought("up")
+    assert site.told(RENEW, 2.0) == DRAIN
+    assert tell(site, "ended", 3.0) == REMOVE + PLACE
+    assert tell(site, "silence", 2.5 + START_S) == [], "patience began anew"
+    assert tell(site, "serving", 4.0) == []
+    assert of(site)[0] == "up"
+    assert site.told(Standing(version=2, replace=frozenset({A})), 5.0) == DRAIN
+    assert site.told(Standing(version=3, drained=True), 6.0) == DRAIN
+    assert tell(site, "ended", 7.0) == REMOVE
+    assert of(site)[0] == "drained"
+    assert site.drained
+
+
+def test_what_does_not_fit_is_not_placed_because_somebody_wants_it() -> None:
+    site = inventory()
+    site.begin([], "its nodes hold 0 workers")
+    assert site.told(RENEW, 1.0) == []
+    assert of(site) == ("failed", "its nodes hold 0 workers")
+
+
+def assigned(*names: str, role: Role = Role.PREFILL) -> list[Assigned]:
+    return [Assigned(name=name, pool="p", roles=(role,)) for name in names]
+
+
+def test_a_site_that_is_to_have_other_workers() -> None:
+    site = inventory(A, B)
+    site.begin([A, B], None)
+    for name in (A, B):
+        site.described(name, said("serving"), 1.0)
+    new = "hami/p/2"
+    assert site.follow(assigned(A, new), [], 2.0) == [Drain(worker=B), Place(worker=new)]
+    assert site.names == [A, B, new], "it is forgotten when it has ended"
+    assert (of(site, B)[0], of(site, new)[0]) == ("draining", "starting")
+    assert site.described(B, said("ended"), 3.0) == [Remove(worker=B)]
+    assert (site.names, site.watched) == ([A, new], [A, new])
+    assert site.follow(assigned(A, new, role=Role.MAIN), [], 4.0) == [], "roles need no process"
+    assert {tuple(w["roles"]) for w in site.report("renewed")["workers"]} == {("main",)}
+
+
+CHANGED: dict[str, tuple[str, list[Order]]] = {
+    "starting": ("starting", REMOVE + PLACE),
+    "restarting": ("starting", REMOVE + PLACE),
+    "up": ("draining", DRAIN),
+    "draining": ("draining", DRAIN),
+    "failed": ("starting", PLACE),
+    "drained": ("starting", PLACE),
+}
+
+
+@pytest.mark.parametrize("state", CHANGED)
+def test_a_changed_worker_is_another_process(state: str) -> None:
+    then, orders = CHANGED[state]
+    site = brought(state)
+    assert site.follow(assigned(A), [A], 2.0) == orders
+    assert of(site)[0] == then
+    if then == "draining":
+        assert tell(site, "ended", 3.0) == REMOVE + PLACE
+
+
+def test_who_goes_and_comes_back_meanwhile_is_placed_again() -> None:
+    site = brought("up")
+    assert site.follow([], [], 2.0) == DRAIN
+    assert site.told(RENEW, 2.5) == DRAIN, "it is still to be forgotten"
+    assert site.follow(assigned(A), [], 3.0) == []
+    assert tell(site, "ended", 4.0) == REMOVE + PLACE
+    site = brought("drained")
+    assert site.follow([], [], 2.0) == []
+    assert site.names == []
+
+
+def test_a_drained_site_places_what_it_was_told_meanwhile_when_it_is_back() -> None:
+    site = brought("up")
+    site.told(AWAY, 2.0)
+    assert site.follow(assigned(A, B), [A], 3.0) == []
+    assert of(site, B)[0] == "drained"
+    assert tell(site, "ended", 4.0) == REMOVE
+    assert site.drained
+    assert site.told(BACK, 5.0) == [Place(worker=A), Place(worker=B)]

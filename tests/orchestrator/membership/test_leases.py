@@ -11,6 +11,7 @@ from orchestrator.membership.leases import (
     SiteLeases,
 )
 from orchestrator.membership.reports import LeaseRefused, Report, WorkerReport, WorkerState
+from orchestrator.membership.standing import Standing
 from workers.api.messages import Role
 
 LEASE_S = 10.0
@@ -29,8 +30,15 @@ def worker(name: str, state: str = "up", reason: str | None = None) -> WorkerRep
     )
 
 
-def report(*workers: WorkerReport, epoch: int = 1, site: str = "hami") -> Report:
-    return Report(site=site, agent_epoch=epoch, workers={w.name: w for w in workers})
+def report(
+    *workers: WorkerReport, epoch: int = 1, site: str = "hami", standing: Standing | None = None
+) -> Report:
+    return Report(
+        site=site,
+        agent_epoch=epoch,
+        workers={w.name: w for w in workers},
+        standing=standing or Standing(),
+    )
 
 
 @pytest.fixture
@@ -113,3 +121,46 @@ def test_failures_are_told_with_their_causes_while_they_are_reported(leases: Sit
     assert leases.failures() == {A: "no memory", B: "no reason given"}
     leases.renew(report(worker(A), worker(B, "failed")), 1.0)
     assert leases.failures() == {B: "no reason given"}
+
+
+def drained(version: int) -> Standing:
+    return Standing(version=version, drained=True)
+
+
+def test_a_drained_site_gets_nothing_new_from_then_on_whatever_is_reported(
+    leases: SiteLeases,
+) -> None:
+    leases.renew(report(worker(A), worker(B)), 0.0)
+    assert leases.drain("hami") == [Draining(worker=A), Draining(worker=B)]
+    assert leases.standing("hami") == drained(1)
+    assert leases.standing("shenzhen") == Standing()
+    changes = leases.renew(report(worker(A)), 1.0)  # sent before the agent knew
+    assert changes[1:] == [Present(site="hami", worker=worker(A)), Draining(worker=A)]
+    assert leases.drain("hami", undo=True) == []
+    assert leases.standing("hami") == Standing(version=2)
+    assert Draining(worker=A) in leases.renew(
+        report(worker(A, "draining"), standing=drained(1)), 2.0
+    )
+    assert Serving(worker=A) in leases.renew(report(worker(A), standing=Standing(version=2)), 3.0)
+
+
+def test_another_gateway_learns_it_from_the_agent(leases: SiteLeases) -> None:
+    assert Draining(worker=A) in leases.renew(report(worker(A), standing=drained(4)), 0.0)
+    assert leases.standing("hami") == drained(4)
+    leases.drain("hami", undo=True)
+    assert leases.standing("hami") == Standing(version=5), "a later word than all others"
+    leases.renew(report(worker(A), standing=drained(5)), 1.0)
+    assert leases.standing("hami") == drained(5), "of two with one version the agent's holds"
+
+
+def test_a_worker_is_to_be_replaced_until_its_agent_has_heard_it(leases: SiteLeases) -> None:
+    leases.renew(report(worker(A), worker(B)), 0.0)
+    assert leases.replace("hami", A) == [Draining(worker=A)]
+    assert leases.replace("hami", B) == [Draining(worker=B)]
+    wanted = Standing(version=2, replace=frozenset({A, B}))
+    leases.renew(report(worker(A), worker(B), standing=Standing(version=1)), 1.0)
+    assert leases.standing("hami") == wanted
+    leases.renew(report(worker(A, "draining"), standing=Standing(version=2)), 2.0)
+    assert leases.standing("hami") == Standing(version=2), "once only"
+    leases.renew(report(worker(A), epoch=2), 3.0)
+    assert leases.standing("hami") == Standing(version=2), "what a new agent is told"

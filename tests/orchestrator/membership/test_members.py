@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.membership.members import Members
+from orchestrator.membership.members import Members, SiteState
 from orchestrator.membership.reach import CameBack, CameUp, Lost
 from orchestrator.membership.reports import Hello
 from orchestrator.state.events import (
@@ -153,3 +153,43 @@ def test_ready_when_all_were_up_and_while_one_is(members: Members) -> None:
     assert members.why_not_ready() is None
     members.learn(NAME, Lost(reason="silent"))
     assert members.why_not_ready() == "no worker is up"
+
+
+def test_a_sites_state_is_that_of_its_best_worker() -> None:
+    members = Members(frozenset({NAME}), ["hami", "shenzhen"])
+    assert [members.site_state(site) for site in members.sites] == [SiteState.LOST] * 2
+    members.join(NAME, "hami", "relay", ROLES)
+    members.join("hami/relay/1", "hami", "relay", ROLES)
+    assert members.site_state("hami") is SiteState.LOST
+    members.learn(NAME, CameUp(hello=HELLO))
+    assert members.site_state("hami") is SiteState.UP
+    members.drain(NAME)
+    assert members.site_state("hami") is SiteState.DRAINING
+    members.stand("hami", drained=True)
+    assert members.site_state("hami") is SiteState.DRAINING
+    members.remove(NAME)
+    assert members.site_state("hami") is SiteState.DRAINED
+    members.stand("hami", drained=False)
+    assert members.site_state("hami") is SiteState.LOST
+
+
+def test_nobody_waits_for_the_workers_of_a_drained_site() -> None:
+    members = Members(frozenset({NAME, "shenzhen/q/0"}), ["hami", "shenzhen"])
+    members.stand("shenzhen", drained=True)
+    assert members.why_not_ready() == f"waiting for workers: {NAME}"
+    members.join(NAME, "hami", "relay", ROLES)
+    members.learn(NAME, CameUp(hello=HELLO))
+    members.heard(NAME, [LOAD])
+    assert members.why_not_ready() is None
+    members.stand("shenzhen", drained=False)
+    assert members.why_not_ready() == "waiting for workers: shenzhen/q/0"
+
+
+def test_roles_that_an_agent_reports_anew_hold_until_others_are_given(members: Members) -> None:
+    members.learn(NAME, CameUp(hello=HELLO))
+    main, both = frozenset({Role.MAIN}), frozenset({Role.MAIN, Role.RELAY})
+    assert members.reported(NAME, ROLES) == []
+    assert members.give_roles(NAME, main) == [RolesTold(worker=NAME, roles=main)]
+    assert members.reported(NAME, ROLES) == [], "it said so before"
+    assert members.reported(NAME, both) == [RolesTold(worker=NAME, roles=both)]
+    assert members.by_name[NAME].roles == both

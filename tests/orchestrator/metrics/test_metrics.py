@@ -221,7 +221,7 @@ class Deployment:
     def __init__(self, metrics: Metrics, **options) -> None:
         config = CoreConfig(gateway="g", gateway_site="shenzhen")
         self.machine = Machine(config, lambda stops: IdWatch(stops))
-        self.members = Members(frozenset())
+        self.members = Members(frozenset(), sites=("hami", "shenzhen"))
         metrics.watch(self.machine, self.members, **options)
 
     def join(self, worker: str) -> None:
@@ -267,6 +267,18 @@ def test_worker_gauges(metrics, value):
     assert value("pdd_running_legs", **PLACE) is None
     assert value("pdd_workers", site="shenzhen", state="down") == 1
     assert value("pdd_workers", site="shenzhen", state="up") == 0
+
+
+def test_sites_that_never_came_are_lost_until_they_are_drained(metrics, value):
+    there = Deployment(metrics)
+    there.up("shenzhen/memory/0")
+    assert value("pdd_site_state", site="shenzhen", state="up") == 1
+    assert value("pdd_site_state", site="shenzhen", state="lost") == 0
+    assert value("pdd_site_state", site="hami", state="lost") == 1
+    assert value("pdd_workers", site="hami", state="up") == 0
+    there.members.stand("hami", drained=True)
+    assert value("pdd_site_state", site="hami", state="lost") == 0
+    assert value("pdd_site_state", site="hami", state="drained") == 1
 
 
 def test_the_core_is_read_when_it_is_asked_for(metrics, value):

@@ -69,7 +69,11 @@ def test_a_store_is_read_by_every_pool_of_its_site_that_has_one() -> None:
     assert book.hits(mine, asked) == {"a": 3 * BLOCK, "b": 3 * BLOCK}
     book.note("c", mine[:1])
     book.note("a", mine)
-    assert book.hits(mine, asked) == {"a": 4 * BLOCK, "b": 3 * BLOCK, "c": BLOCK}
+    hits = book.hits(mine, asked)
+    assert hits == {"a": 4 * BLOCK, "b": 3 * BLOCK, "c": BLOCK}
+    assert book.loads(mine, hits) == {"b": 3 * BLOCK}
+    book.note("b", mine[:1])
+    assert book.loads(mine, hits) == {"b": 2 * BLOCK}
     assert book.hits(block_hashes(IDS, "salt"), asked) == {}
 
 

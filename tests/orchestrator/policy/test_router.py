@@ -420,3 +420,32 @@ def test_a_leg_never_goes_where_it_does_not_fit_the_context() -> None:
 def test_with_any_role_those_who_have_it_still_come_first() -> None:
     assert placed(TWO, M, any_role=True) == "m0"
     assert placed(TWO.but("m0", busy=8), M, any_role=True) == "p0"
+
+
+@pytest.mark.parametrize(
+    ("prefill", "queue", "where"),
+    [
+        (20.0, 10, "p1"),  # half a second to wait, and loading takes a tenth of that
+        (20.0, 0, "p0"),  # nothing to wait for: its own cache costs less than any load
+        (1e6, 2000, "p0"),  # computed so fast that nobody would load it: twice the wait
+    ],
+)
+def test_a_stores_hit_is_worth_what_loading_spares(prefill: float, queue: int, where: str) -> None:
+    """p0 has the prompt, and others to compute first; p1 would load it, 80 MB."""
+    setting = (
+        Setting()
+        .but("p0", prefill=prefill, queue=queue)
+        .also("p1", W("hami", (P,), prefill=prefill))
+    )
+    ask = Ask(tokens=4001, remaining=10, hits={"p0": 4000, "p1": 4000}, loads={"p1": 4000})
+    found = choose(ask, setting.world())
+    assert isinstance(found, Decision)
+    assert found.prefill == where
+
+
+def test_a_mains_own_cache_goes_before_its_sites_store() -> None:
+    setting = Setting().also("m1", W("shenzhen", (M,), booked=2000)).but("m0", booked=0)
+    ask = Ask(tokens=100, remaining=10, hits={"m0": 96, "m1": 96}, loads={"m0": 96})
+    found = choose(ask, setting.world())
+    assert isinstance(found, Decision)
+    assert found.main == "m1"

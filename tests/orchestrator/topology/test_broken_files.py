@@ -84,8 +84,8 @@ CASES = {
         "{chip: h200,",
         "{chip: h200, tensor: 2,",
         "9:28: sites.shenzhen.pools.memory.tensor: unknown key 'tensor'; known: chip, count, "
-        "instances, parallel, scale_up, roles, engine, simulate, price, kv_tokens, block_size, "
-        "chunk_tokens, slots, kv_pool",
+        "instances, parallel, scale_up, roles, engine, simulate, vllm, price, kv_tokens, "
+        "block_size, chunk_tokens, slots, kv_store, evict",
     ),
     "unknown key in a link": (
         "bandwidth: 20Gbps",
@@ -212,6 +212,54 @@ CASES = {
         "{chip: h200, simulate: {step: 60ms},",
         "9:38: sites.shenzhen.pools.memory.simulate: only with engine: simulated, but engine is "
         "torch",
+    ),
+    "vllm without its section": (
+        "{chip: h200,",
+        "{chip: h200, engine: vllm,",
+        "9:36: sites.shenzhen.pools.memory.engine: vllm needs a section vllm beside it: python (of "
+        "an environment that has vLLM) or attach (the url of one that runs)",
+    ),
+    "a vllm section without the engine": (
+        "{chip: h200,",
+        "{chip: h200, vllm: {python: python3},",
+        "9:34: sites.shenzhen.pools.memory.vllm: only with engine: vllm, but engine is torch",
+    ),
+    "a vllm neither started nor there": (
+        "{chip: h200,",
+        "{chip: h200, engine: vllm, vllm: {args: [--enforce-eager]},",
+        "9:48: sites.shenzhen.pools.memory.vllm: needs one of the two: python (of an environment "
+        "that has vLLM) or attach (the url of one that runs)",
+    ),
+    "a vllm that runs, without its pools": (
+        "{chip: h200,",
+        "{chip: h200, engine: vllm, vllm: {attach: 'http://127.0.0.1:8100'},",
+        "9:48: sites.shenzhen.pools.memory.vllm: attach needs pools: the folder that vLLM was "
+        "started with",
+    ),
+    "a vllm that runs, with arguments": (
+        "{chip: h200,",
+        "{chip: h200, engine: vllm, vllm: {attach: 'http://a:1', pools: /p, args: [--x]},",
+        "9:48: sites.shenzhen.pools.memory.vllm: args and env are for a vLLM that is started, not "
+        "attached",
+    ),
+    "two workers at one vllm": (
+        "{chip: h200,",
+        "{chip: h200, count: 2, instances: 2, engine: vllm, "
+        "vllm: {attach: 'http://a:1', pools: /p},",
+        "9:49: sites.shenzhen.pools.memory.instances: workers that attach need a vLLM each: one "
+        "pool for each",
+    ),
+    "pools of a vllm that is started": (
+        "{chip: h200,",
+        "{chip: h200, engine: vllm, vllm: {python: python3, pools: /p},",
+        "9:73: sites.shenzhen.pools.memory.vllm.pools: only with attach: what is started is told "
+        "by itself",
+    ),
+    "an attach that is no url": (
+        "{chip: h200,",
+        "{chip: h200, engine: vllm, vllm: {attach: here, pools: /p},",
+        "9:57: sites.shenzhen.pools.memory.vllm.attach: expected a url such as "
+        "http://127.0.0.1:8100, got the text 'here'",
     ),
     "bandwidth ambiguous": (
         "20Gbps",
@@ -393,8 +441,8 @@ slo: {ttft: 2}
         "7:7: sites.hami.pools.compute: this key is here twice, first in line 6",
         "10:36: sites.shenzhen.pools.memory.roles[0]: unknown role 'mein'; did you mean 'main'?",
         "10:43: sites.shenzhen.pools.memory.color: unknown key 'color'; known: chip, count, "
-        "instances, parallel, scale_up, roles, engine, simulate, price, kv_tokens, block_size, "
-        "chunk_tokens, slots, kv_pool",
+        "instances, parallel, scale_up, roles, engine, simulate, vllm, price, kv_tokens, "
+        "block_size, chunk_tokens, slots, kv_store, evict",
         "12:5: links[0]: give either distance_km or delay, exactly one of them",
         "12:22: links[0].between[1]: unknown site 'shenzen'; did you mean 'shenzhen'?",
         "12:43: links[0].bandwidth: '20G' is ambiguous: write 20Gbps for bits or 20GB/s for "
@@ -480,6 +528,14 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     assert mistakes(tmp_path, GOOD.replace("smollm2-135m", "./weights")) == [
         f"1:8: model: {tmp_path / 'weights'} is not a model directory: it has no config.json"
+    ]
+
+
+def test_another_dtype_and_a_simulated_engine(tmp_path: Path) -> None:
+    text = "kv_dtype: float32\n" + GOOD.replace("{chip: h200,", "{chip: h200, engine: simulated,")
+    assert mistakes(tmp_path, text) == [
+        "1:11: kv_dtype: the simulated engine of shenzhen.memory keeps KV in bfloat16: leave it "
+        "out, or engine: torch"
     ]
 
 

@@ -122,6 +122,18 @@ def test_certificates_of_a_site_that_starts_elsewhere_are_not_looked_for(there: 
     ]
 
 
+def test_at_a_site_only_its_own_are_looked_for(there: Folder) -> None:
+    (there.certs / "shenzhen.pem").unlink()
+    (there.certs / "shenzhen.key").unlink()
+    there.file.write_text(TEXT)
+    tls = load_topology(there.file, at="hami").security.tls
+    assert tls is not None
+    assert tls.files("hami").key.is_file()
+    (there.certs / "hami.key").unlink()
+    with pytest.raises(TopologyError, match=r"12:10: security.tls.key: .*hami.key"):
+        load_topology(there.file, at="hami")
+
+
 def test_names_that_certificates_cannot_tell_apart(there: Folder) -> None:
     text = TEXT.replace(
         "links:", "  HAMI: {launch: agent, pools: {all: {chip: cpu, roles: [relay]}}}\nlinks:"

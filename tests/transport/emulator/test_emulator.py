@@ -241,6 +241,28 @@ def test_a_stream_survives_a_cut_of_the_line():
     asyncio.run(test())
 
 
+def test_one_direction_is_cut_and_the_other_goes_on():
+    async def test() -> None:
+        async with line() as control:
+            target = Target()
+            _, writer = await cross(control, target, "kv")
+            await control.cut(LINE, towards=SITES[0])
+            writer.write(bytes(20_000))
+            await until(lambda: target.received == 20_000)
+            await control.restore(LINE)
+            await control.cut(LINE, towards=SITES[1])
+            writer.write(bytes(20_000))
+            await asyncio.sleep(0.3)
+            assert target.received == 20_000
+            await control.restore(LINE)
+            await until(lambda: target.received == 40_000)
+            writer.close()
+            await until(lambda: target.ended)
+            target.close()
+
+    asyncio.run(test())
+
+
 def test_mistakes_are_answered_and_do_no_harm():
     async def test() -> None:
         async with line() as control:
@@ -252,6 +274,8 @@ def test_mistakes_are_answered_and_do_no_harm():
                 await control.forward("nowhere", *SITES, "kv")
             with pytest.raises(LineError, match="no line 'a-b'"):
                 await control.cut("a-b")
+            with pytest.raises(LineError, match="does not end at 'mars'"):
+                await control.cut(LINE, towards="mars")
             with pytest.raises(LineError, match="rate_bytes_per_s: must be > 0, got 0"):
                 await control.set(LINE, rate_bytes_per_s=0)
             with pytest.raises(LineError, match="colour"):

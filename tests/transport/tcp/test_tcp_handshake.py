@@ -12,6 +12,7 @@ from tests.transport.kv_helpers import MemorySink, make_offer
 from tests.transport.stream.stream_world import fed, wire_bytes
 from tests.transport.tcp.tcp_pair import Pair, make_client, run, send_all, until
 from transport.stream import frames
+from transport.stream.framing import VERSION
 from transport.stream.reader import FrameReader
 from transport.stream.sender import StreamBroken
 from transport.tcp.peer import Route
@@ -127,9 +128,9 @@ def test_an_older_sender_is_told_both_versions(caplog):
         async with Pair(MemorySink()) as pair:
             answer = await heard_from(pair, HELLO_1)
             (goodbye,) = fed(FrameReader(lambda data, nbytes: False), answer)
-            assert goodbye.frame == frames.Goodbye("protocol version 1 there, 2 here")
+            assert goodbye.frame == frames.Goodbye(f"protocol version 1 there, {VERSION} here")
             (line,) = lines(caplog, "server")
-            assert line.endswith("protocol version 1 there, 2 here")
+            assert line.endswith(f"protocol version 1 there, {VERSION} here")
             await send_all(await pair.open())  # and others are served
 
     run(test)
@@ -147,12 +148,12 @@ def test_an_older_receiver_is_named_at_once(caplog):
         server = await asyncio.start_server(old, "127.0.0.1", 0)
         address = address_of(server)
         client = make_client()
-        with pytest.raises(StreamBroken, match="protocol version 1 there, 2 here"):
+        with pytest.raises(StreamBroken, match=f"protocol version 1 there, {VERSION} here"):
             await client.open(Route(address=address), make_offer(), "raw", token_bytes=1)
         await client.close()
         server.close()
         (line,) = lines(caplog, "peer")
-        assert line == f"KV connection refused: {address}: protocol version 1 there, 2 here"
+        assert line == f"KV connection refused: {address}: protocol version 1 there, {VERSION} here"
 
     run(test)
 
@@ -163,7 +164,7 @@ def test_an_older_receiver_is_named_at_once(caplog):
         (b"GET / HTTP/1.1\r\nHost: main\r\n\r\n" * 4, "starts with b'GET '"),
         (wire_bytes(frames.Offering(make_offer(), 1)), "OFFER before the handshake"),
         (wire_bytes(frames.Proof(b"x" * 32)), "Proof where Hello belongs"),
-        (b"PDKV\x02\x07" + b"\xff" * 40, "DATA head of 4294967295 bytes"),
+        (b"PDKV%c\x07" % VERSION + b"\xff" * 40, "DATA head of 4294967295 bytes"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x07" * 60, "starts with"),
     ],
     ids=["http", "offer", "proof", "lengths", "tls"],

@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.workers.server_rig import ROOT, SECRET, free_port, wait_until
+from transport.tls import TlsFiles, load_contexts
 from workers.service.config import SECRET_ENV
 from workers.tiers.client import StoreAway, StoreClient
 
 
 class Store:
-    """A process; `files` under `folder`. May be ended and started again on the same port."""
+    """A process; `files` under `folder`. May be ended and started again on the same port.
 
-    def __init__(self, folder: Path, **tiers: Any) -> None:
+    With `tls` it and its client speak TLS, with the site's certificate at both ends.
+    """
+
+    def __init__(self, folder: Path, tls: TlsFiles | None = None, **tiers: Any) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.errors = folder / "store.log"
@@ -25,8 +29,12 @@ class Store:
         sizes = {"memory_bytes": 64 << 20, "files": str(folder / "files"), "files_bytes": 256 << 20}
         place = {"name": "store", "site": "here", "pool": "test", "port": self.port}
         content = {**place, "tiers": sizes | tiers}
+        dialled = None
+        if tls is not None:
+            content["tls"] = {"ca": str(tls.ca), "cert": str(tls.cert), "key": str(tls.key)}
+            dialled = load_contexts(tls, "here", ["here"]).client
         self._config.write_text(json.dumps(content))
-        self.client = StoreClient(self.address, SECRET)
+        self.client = StoreClient(self.address, SECRET, site="here", tls=dialled)
         self.start()
 
     def start(self) -> None:

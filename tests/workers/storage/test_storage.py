@@ -2,13 +2,15 @@
 
 import queue
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.workers.engines.simulated.simulated_rig import COSTS, run
+from tests.workers.engines.simulated.simulated_rig import run
 from tests.workers.server_rig import SECRET, wait_until
 from tests.workers.tiers.blocks_rig import written
 from workers.api.messages import Sampling
@@ -23,6 +25,8 @@ from workers.tiers.client import StoreClient
 from workers.tiers.server import StoreServer
 from workers.tiers.store import BlockStore, StoreConfig
 
+# So slow that loading pays, whatever else the machine does.
+SLOW = MeasuredCosts(prefill_tokens_per_s=5.0, decode_step_s=0.02)
 MODEL = SimulatedModel(layers=3, kv_heads=2, head_size=6)
 PROMPT = tuple(range(100, 300))  # twelve whole blocks
 FORM = BlockForm.of(MODEL.fingerprint)
@@ -40,7 +44,7 @@ class Worker:
         **sizes: int,
     ) -> None:
         sizes = {"kv_total_tokens": 1920, "chunk_tokens": 64, **sizes}
-        self.engine = SimulatedEngine(model, COSTS, **sizes)
+        self.engine = SimulatedEngine(model, SLOW, **sizes)
         self.done: queue.Queue[SeqId] = queue.Queue()
         stores = [StoreClient(address, SECRET) for address in addresses]
         self.storage = Storage(self.engine, stores, line, self.done.put)
@@ -304,6 +308,31 @@ def test_too_many_saves_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch)
     assert one.counts == {"saves_refused": 1}
 
 
+def test_a_worker_that_ends_saves_what_waits(site: Site) -> None:
+    store = site.store()
+    one = Worker(store).compute()
+    for length in (96, 160, 200):
+        one.storage.save(SaveBlocks(tokens=PROMPT[:length], cache_salt="", tenant="t"))
+    one.storage.close()
+    assert one.counts["saved_blocks"] == 12
+    assert Worker(store).load() == 192
+
+
+def test_a_worker_that_ends_does_not_save_for_ever(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.storage.storage.CLOSE_S", 0.0)
+    one, gate = Worker(site.store()).compute(), threading.Event()
+    one.storage._saver.submit(gate.wait, 10)
+    one.storage.save(SaveBlocks(tokens=PROMPT, cache_salt="", tenant="t"))
+    closing = threading.Thread(target=one.storage.close)
+    closing.start()
+    wait_until(lambda: one.storage._save_until < inf)
+    gate.set()
+    closing.join(20)
+    assert one.counts["saves_cut"] == 1
+
+
 def test_a_restarted_store_keeps_the_hits(site: Site) -> None:
     first = site.store()
     Worker(first).compute().save()
@@ -322,5 +351,5 @@ def test_two_workers_save_the_same_at_once(site: Site) -> None:
         worker.storage.save(SaveBlocks(tokens=PROMPT, cache_salt="", tenant="t"))
     for worker in both:
         wait_until(lambda worker=worker: worker.storage.saving == 0)
-    assert site.tiers[0].account()["counts"]["stored"] == 12
+    assert site.tiers[0].account()["counts"]["written_dram"] == 12
     assert Worker(store).load() == 192

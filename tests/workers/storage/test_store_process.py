@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.transport.tls_rig import Rig
+from tests.workers.server_rig import SECRET
 from tests.workers.storage.store_rig import Store
 from tests.workers.tiers.blocks_rig import block, key
+from workers.tiers.client import StoreAway, StoreClient
 
 
 @pytest.fixture
@@ -27,9 +30,21 @@ def test_its_end_writes_what_waits_and_its_next_life_has_it(store: Store) -> Non
     assert tiers == ["nvme"] * 50 + [None]
 
 
+def test_with_tls_it_serves_its_site_and_no_other_client(tmp_path: Path) -> None:
+    store = Store(tmp_path, tls=Rig(tmp_path).files("here"))
+    try:
+        store.up().client.put("t", [block(1)], time.monotonic() + 10)
+        assert store.client.find([key(1)], time.monotonic() + 10) == ["dram"]
+        with pytest.raises(StoreAway):
+            StoreClient(store.address, SECRET).account(time.monotonic() + 2)
+        assert store.end() == 0
+    finally:
+        store.end(signal.SIGKILL)
+
+
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "files").write_text("a file is in the way")
     store = Store(tmp_path)
     assert store.process.wait(20) == 1
-    assert "store cannot start: kv_pool:" in store.errors.read_text()
+    assert "store cannot start: kv_store:" in store.errors.read_text()
     assert "files" in store.errors.read_text()

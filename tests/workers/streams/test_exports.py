@@ -79,3 +79,13 @@ def test_what_a_relay_has_at_once_is_there_from_the_first_moment():
     exports.follow(order)
     assert list(exports.ready(order.stream)) == [len(PROMPT)] * 2
     assert exports.offer(order).slices_per_token == 4
+
+
+def test_what_is_followed_loses_no_token_until_it_is_forgotten():
+    rig, exports, order = prefill()
+    state = rig.engine._sequences[order.seq]
+    assert state.pins == 1
+    exports.forget(order.stream)
+    assert state.pins == 0
+    exports.forget(order.stream)
+    assert state.pins == 0

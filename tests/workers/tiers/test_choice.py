@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.costs import RooflineCosts
+from workers.costs import Chunk, RooflineCosts
 from workers.tiers.blocks import Tier
 from workers.tiers.choice import (
     ASSUMED_BYTES_PER_S,
@@ -10,6 +10,7 @@ from workers.tiers.choice import (
     BELIEVED_S,
     Place,
     Speeds,
+    spared_s,
     worth_loading,
 )
 
@@ -57,6 +58,18 @@ def test_the_first_block_that_is_nowhere_ends_it() -> None:
     assert depth([], known, block_s=1.0) == 0
 
 
+def test_what_would_come_too_late_is_not_counted_on() -> None:
+    """All eight would pay; of those that are here in time, four, none does: a slow start."""
+    known, places = speeds(memory=1000 * MB, files=100 * MB), [FILES] * 4 + [MEMORY] * 4
+    block_s = 0.009
+
+    def within(limit_s: float) -> int:
+        return worth_loading(places, MB, known, 1.0, lambda n: n * block_s, limit_s=limit_s)
+
+    assert within(0.1) == 8
+    assert within(0.0405) == 0
+
+
 def test_each_stores_latency_counts_once() -> None:
     known = speeds(memory=1000 * MB, far=1000 * MB)
     for _ in range(50):
@@ -85,6 +98,22 @@ def test_a_long_prompt_is_loaded_where_a_short_one_is_computed() -> None:
 
     assert loaded(1024) == 0
     assert loaded(131_072) == 8192
+
+
+def test_what_is_spared_is_not_what_it_would_take_alone() -> None:
+    """The rest is one chunk more or less full: its weights are read in any case."""
+    costs = RooflineCosts(
+        flops=4e14,
+        memory_bytes_per_s=1e12,
+        active_params=8e9,
+        attention_width=32 * 4096,
+        kv_bytes_per_token=131_072,
+        weight_bytes=1.6e10,
+    )
+    whole_s, weights_s = costs.step_s([Chunk(4097, 0)], 0, 0), 0.016
+    assert spared_s(costs, 4097, 0, 4096) == pytest.approx(whole_s - weights_s, rel=0.01)
+    assert spared_s(costs, 65, 0, 64) < 0.001
+    assert spared_s(costs, 64, 0, 64) == pytest.approx(weights_s, rel=0.01)
 
 
 def test_nobody_has_measured_yet() -> None:

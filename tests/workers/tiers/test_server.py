@@ -12,7 +12,7 @@ from tests.workers.server_rig import SECRET, wait_until
 from tests.workers.tiers.blocks_rig import at_once, block, counts, key, store, written
 from workers.tiers.blocks import Block, Tier, checksum
 from workers.tiers.client import RETRY_S, StoreAway, StoreClient
-from workers.tiers.server import StoreServer
+from workers.tiers.server import MAX_STRANGERS, StoreServer
 from workers.tiers.store import BlockStore
 from workers.tiers.wire import Kind, Wire, WireBroken
 
@@ -72,7 +72,7 @@ def test_what_one_worker_puts_another_finds_and_gets(site: Site) -> None:
     assert sorted(there) == list(range(12))
     assert {tier for _, tier in there.values()} == {Tier.MEMORY, Tier.FILES}
     assert all(there[number][0] == block(number)[1].data for number in range(12))
-    assert other.account(soon())["counts"]["stored"] == 12
+    assert other.account(soon())["counts"]["written_dram"] == 12
 
 
 def test_many_workers_at_once(site: Site) -> None:
@@ -83,7 +83,7 @@ def test_many_workers_at_once(site: Site) -> None:
             got(client, [key(number) for number in range(8)])
 
     at_once([lambda first=first: work(first) for first in (0, 1, 2, 5)])
-    assert counts(site.tiers)["stored"] == 8
+    assert counts(site.tiers)["written_dram"] == 8
 
 
 def test_a_large_put_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +99,59 @@ def test_a_stranger_gets_nothing(site: Site) -> None:
     site.client().put("t", [block(1)], soon())
     with pytest.raises(StoreAway, match="closed the connection"):
         site.client("another secret").find([key(1)], soon())
+    assert counts(site.tiers)["defect_greet_nonsense"] == 1
+
+
+def test_a_crowd_of_strangers_keeps_no_worker_out(site: Site) -> None:
+    """They say nothing and hang on: the oldest have to go."""
+    site.client().put("t", [block(1)], soon())
+    host, port = site.server.address.split(":")
+    crowd = []
+    try:
+        for _ in range(3):
+            for _ in range(MAX_STRANGERS):
+                crowd.append(socket.create_connection((host, int(port)), timeout=10))
+            wait_until(lambda: len(site.server._strangers) <= MAX_STRANGERS)
+            assert site.client().find([key(1)], soon()) == [Tier.MEMORY]
+        gone = counts(site.tiers)
+        assert sum(gone[name] for name in gone if name.startswith("defect_greet_")) > 0
+    finally:
+        for connection in crowd:
+            connection.close()
+    wait_until(lambda: not site.server._strangers)
+
+
+def test_a_stranger_has_little_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.tiers.server.HANDSHAKE_S", 0.2)
+    host, port = site.server.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        assert len(connection.recv(16, socket.MSG_WAITALL)) == 16
+        assert connection.recv(1) == b""
+    wait_until(lambda: not site.server._strangers)
+
+
+def test_more_workers_than_a_store_serves_are_refused_and_counted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.tiers.server.MAX_CONNECTIONS", 1)
+    assert site.client().find([key(1)], soon()) == [None]
+    with pytest.raises(StoreAway):
+        site.client().find([key(1)], soon())
+    assert counts(site.tiers)["defect_accept_too_many"] == 1
+
+
+def test_a_process_without_threads_left_takes_nobody_and_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(StoreAway):
+            site.client().find([key(1)], soon())
+    assert counts(site.tiers)["defect_accept_no_thread"] == 1
+    assert site.client().find([key(1)], soon()) == [None]
 
 
 def test_a_false_store_is_told_nothing() -> None:
@@ -212,4 +265,5 @@ def test_nonsense_ends_its_connection_and_no_other(site: Site, nonsense: bytes) 
         connection.sendall(nonsense)
         with pytest.raises((OSError, WireBroken)):
             wire.head(Kind.FOUND, at_most=100)
+    assert counts(site.tiers)["defect_answer_nonsense"] == 1
     assert client.find([key(1)], soon()) == [Tier.MEMORY]

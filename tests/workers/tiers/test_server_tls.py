@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.transport.tls_rig import Rig
-from tests.workers.server_rig import SECRET
+from tests.workers.server_rig import SECRET, wait_until
 from tests.workers.tiers.blocks_rig import block, key, store
 from transport.tls import load_contexts
 from workers.tiers.blocks import Tier
@@ -41,6 +41,27 @@ def found(server: StoreServer, tls: ssl.SSLContext | None, site: str = "hami") -
 
 def test_a_worker_of_its_site_is_served(rig: Rig, server: StoreServer) -> None:
     assert found(server, rig.client(rig.files("hami"))) is Tier.MEMORY
+
+
+def test_a_stranger_cannot_stretch_its_handshake(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then never lets one wait become long; all of them together do."""
+    monkeypatch.setattr("workers.tiers.server.LOOK_S", 0.05)
+    monkeypatch.setattr("workers.tiers.server.HANDSHAKE_S", 0.5)
+    host, port = server.address.split(":")
+    began = time.monotonic()
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"\x16\x03\x01\x40\x00")  # a hello of 16 KiB begins
+        while time.monotonic() < began + 20:
+            time.sleep(0.05)
+            try:
+                connection.sendall(b"\x01")
+            except OSError:
+                break
+        else:
+            pytest.fail("it was not hung up on")
+    wait_until(lambda: not server._strangers)
 
 
 def test_strangers_are_not(rig: Rig, server: StoreServer) -> None:

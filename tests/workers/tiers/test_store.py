@@ -3,11 +3,14 @@
 import errno
 import os
 import random
+import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.workers.server_rig import wait_until
 from tests.workers.tiers.blocks_rig import (
     NBYTES,
     at_once,
@@ -47,8 +50,10 @@ def test_memory_goes_over_into_files(tmp_path: Path) -> None:
     written(tiers)
     found = tiers.find([key(number) for number in range(16)])
     assert found == [Tier.FILES] * 6 + [Tier.MEMORY] * 9 + [None]
-    assert served(tiers, range(16)) == list(range(15))
+    assert counts(tiers)["misses"] == 1
+    assert served(tiers, range(15)) == list(range(15))
     assert counts(tiers)["hits_nvme"] + counts(tiers)["hits_dram"] == 15
+    tiers.find([key(16)], to_save=True)
     assert counts(tiers)["misses"] == 1
     assert tiers.account()["tiers"]["dram"]["bytes"] <= 10 * NBYTES
 
@@ -91,7 +96,7 @@ def test_a_known_block_does_not_fail_a_batch() -> None:
     tiers.put("t", [block(1)])
     tiers.put("t", [block(1), block(2), block(2), block(3)])
     assert served(tiers, range(1, 4)) == [1, 2, 3]
-    assert (counts(tiers)["stored"], counts(tiers)["known"]) == (3, 2)
+    assert (counts(tiers)["written_dram"], counts(tiers)["known"]) == (3, 2)
 
 
 def test_damaged_blocks_are_not_taken() -> None:
@@ -99,7 +104,7 @@ def test_damaged_blocks_are_not_taken() -> None:
     name, good = block(1)
     tiers.put("t", [(name, Block(good.data[:-1] + b"?", good.crc)), block(2)])
     assert served(tiers, range(3)) == [2]
-    assert counts(tiers)["damaged"] == 1
+    assert counts(tiers)["defect_put_corrupt"] == 1
 
 
 def test_another_keys_bytes_are_not_taken() -> None:
@@ -161,10 +166,58 @@ def test_torn_and_foreign_files_are_told_apart(tmp_path: Path) -> None:
     os.utime(old, (1, 1))
     again = store(tmp_path)
     assert served(again, range(5)) == [3, 4]
-    assert counts(again)["torn"] == 4
+    assert counts(again)["defect_scan_corrupt"] == 4
     assert beside.exists()
     assert not old.exists()
     assert new.exists()  # somebody may be writing it
+
+
+def test_an_orderly_end_writes_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = gated(monkeypatch)
+    tiers = store(tmp_path)
+    fill(tiers, range(12))
+    gate.set()
+    tiers.close()
+    assert served(store(tmp_path), range(12)) == list(range(12))
+
+
+def test_an_end_takes_no_longer_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each block takes a second to write, by a clock of the test's own."""
+    gate, now = gated(monkeypatch), [100.0]
+    real = BlockFiles.write
+
+    def write(self: BlockFiles, name: bytes, tenant: str, content: Block) -> None:
+        real(self, name, tenant, content)
+        now[0] += 1.0
+
+    monkeypatch.setattr(BlockFiles, "write", write)
+    monkeypatch.setattr("workers.tiers.store.time", SimpleNamespace(monotonic=lambda: now[0]))
+    tiers = store(tmp_path)
+    fill(tiers, range(12))
+    closing = threading.Thread(target=tiers.close, args=(4.5,))
+    closing.start()
+    wait_until(lambda: tiers._closing_at is not None)
+    fill(tiers, range(100, 101))  # a connection that has not noticed yet
+    gate.set()
+    closing.join(20)
+    assert counts(tiers)["written_nvme"] == 5
+    assert counts(tiers)["writes_given_up"] == 7
+    assert counts(tiers)["writes_refused"] == 1
+    assert tiers.account()["unwritten_bytes"] == 0
+
+
+def gated(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is written before this is set."""
+    real, gate = BlockFiles.write, threading.Event()
+
+    def write(self: BlockFiles, name: bytes, tenant: str, content: Block) -> None:
+        assert gate.wait(10)
+        real(self, name, tenant, content)
+
+    monkeypatch.setattr(BlockFiles, "write", write)
+    return gate
 
 
 # ------------------------------------------------------------------------------- accidents
@@ -178,7 +231,7 @@ def test_a_flipped_byte_is_never_served(tmp_path: Path, at: int) -> None:
     content[at] ^= 0x10
     path.write_bytes(content)
     assert served(tiers, range(3)) == [0, 2]
-    assert counts(tiers)["corrupt"] == 1
+    assert counts(tiers)["defect_read_corrupt"] == 1
     assert not path.exists()
     assert tiers.find([key(1)]) == [None]
     tiers.put("t", [block(1)])  # computed again, it is kept again
@@ -190,7 +243,7 @@ def test_another_blocks_file_is_never_served(tmp_path: Path) -> None:
     tiers = only_in_files(tmp_path, range(3))
     file_of(tmp_path, 1).write_bytes(file_of(tmp_path, 2).read_bytes())
     assert served(tiers, range(3)) == [0, 2]
-    assert counts(tiers)["corrupt"] == 1
+    assert counts(tiers)["defect_read_corrupt"] == 1
 
 
 def test_a_key_whose_file_is_gone_is_a_miss_and_forgotten(tmp_path: Path) -> None:
@@ -198,7 +251,81 @@ def test_a_key_whose_file_is_gone_is_a_miss_and_forgotten(tmp_path: Path) -> Non
     file_of(tmp_path, 1).unlink()
     assert tiers.get(key(1)) is None
     assert tiers.find([key(0), key(1)]) == [Tier.FILES, None]
-    assert counts(tiers)["gone"] == 1
+    assert counts(tiers)["defect_read_enoent"] == 1
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_file_that_cannot_be_opened_now_is_a_miss_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It says nothing of the file: it must not be given up for that."""
+    tiers = only_in_files(tmp_path, range(3))
+
+    def read(self: BlockFiles, name: bytes, tenant: str) -> Block:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BlockFiles, "read", read)
+        assert served(tiers, range(3)) == []
+    assert counts(tiers)[f"defect_read_{errno.errorcode[number].lower()}"] == 3
+    assert served(tiers, range(3)) == [0, 1, 2]
+
+
+def test_a_file_that_cannot_be_read_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = only_in_files(tmp_path, range(3))
+    real = BlockFiles.read
+
+    def read(self: BlockFiles, name: bytes, tenant: str) -> Block:
+        if name == key(1):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, name, tenant)
+
+    monkeypatch.setattr(BlockFiles, "read", read)
+    assert served(tiers, range(3)) == [0, 2]
+    assert counts(tiers)["defect_read_eio"] == 1
+    assert tiers.find([key(1)]) == [None]
+
+
+def test_a_file_that_cannot_be_opened_at_the_start_stops_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_in_files(tmp_path, range(5)).close()
+    real = Path.open
+
+    def refusing(self: Path, *arguments: object, **named: object) -> object:
+        if self == file_of(tmp_path, 2):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(self, *arguments, **named)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", refusing)
+    again = store(tmp_path)
+    assert served(again, range(5)) == [0, 1, 3, 4]
+    assert counts(again)["defect_scan_eacces"] == 1
+
+
+def test_a_folder_that_vanishes_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    tiers = only_in_files(folder, range(3))
+    shutil.rmtree(folder)
+    assert served(tiers, range(3)) == []
+    assert counts(tiers)["defect_read_enoent"] == 3
+    fill(tiers, range(6))
+    assert counts(written(tiers))["written_nvme"] == 6
+    assert served(store(folder), range(6)) == list(range(6))
+
+
+def test_a_folder_that_becomes_something_else_leaves_memory(tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    tiers = only_in_files(folder, range(3))
+    shutil.rmtree(folder)
+    folder.write_text("a file is in the way")
+    assert served(tiers, range(3)) == []
+    fill(written(tiers), range(6))
+    assert served(written(tiers), range(6)) == list(range(6))
+    assert counts(tiers)["defect_read_enotdir"] == 3
+    assert counts(tiers)["defect_write_enotdir"] == 6
 
 
 def test_a_full_disk_is_survived_and_takes_the_new_for_the_old(
@@ -224,19 +351,13 @@ def test_a_full_disk_is_survived_and_takes_the_new_for_the_old(
 def test_what_cannot_be_written_fast_enough_is_refused_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, gate = BlockFiles.write, threading.Event()
-
-    def write(self: BlockFiles, name: bytes, tenant: str, content: Block) -> None:
-        assert gate.wait(10)
-        real(self, name, tenant, content)
-
-    monkeypatch.setattr(BlockFiles, "write", write)
+    gate = gated(monkeypatch)
     tiers = store(tmp_path, memory_bytes=100 * NBYTES, unwritten_bytes=4 * NBYTES)
     fill(tiers, range(30))
     assert served(tiers, range(30)) == list(range(30))
     assert counts(tiers)["writes_refused"] == 26
     gate.set()
-    assert counts(written(tiers))["written"] == 4
+    assert counts(written(tiers))["written_nvme"] == 4
 
 
 def test_a_writer_that_fails_at_one_block_writes_the_next(
@@ -253,7 +374,7 @@ def test_a_writer_that_fails_at_one_block_writes_the_next(
     before = store(tmp_path)
     fill(before, range(4))
     written(before)
-    assert counts(before)["write_errors"] == 1
+    assert counts(before)["defect_write_eio"] == 1
     assert served(store(tmp_path), range(4)) == [0, 2, 3]
 
 
@@ -280,7 +401,7 @@ def test_accidents_without_end_do_not_wear_the_hit_rate_down(
     fill(written(tiers), range(1000, 1030))
     written(tiers)
     assert len(served(tiers, range(1000, 1030))) >= 17
-    assert counts(tiers)["corrupt"] > 0 < counts(tiers)["write_errors"]
+    assert counts(tiers)["defect_read_corrupt"] > 0 < counts(tiers)["defect_write_eio"]
     held = tiers.account()["tiers"]["nvme"]
     assert held["blocks"] == len([path for path in tmp_path.rglob("*") if path.is_file()])
 
@@ -291,7 +412,7 @@ def test_two_stores_on_one_folder_write_the_same_blocks(tmp_path: Path) -> None:
     at_once([lambda: one.put("t", blocks), lambda: other.put("t", blocks)])
     for tiers in (written(one), written(other)):
         assert served(tiers, range(15)) == list(range(15))
-        assert "corrupt" not in counts(tiers)
+        assert "defect_read_corrupt" not in counts(tiers)
     assert counts(store(tmp_path))["rebuilt"] == 15
 
 

@@ -34,7 +34,7 @@ def choose_batch(
     extends: list[tuple[S, int, int]] = []
     prompts: list[tuple[S, int, int]] = []
     for state in states:
-        work = state.work(min(context, state.table.capacity * block_size))
+        work = state.work(min(context, state.reach(block_size)))
         if work is None:
             continue
         start, stop = work

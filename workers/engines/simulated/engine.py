@@ -11,7 +11,6 @@ from workers.api.info import EngineInfo, Part
 from workers.costs import Chunk, Costs
 from workers.engines.base import (
     GrammarLost,
-    KVSlice,
     Sample,
     SeqId,
     SequenceSpec,
@@ -26,12 +25,16 @@ from workers.engines.simulated.model import (
     Wish,
     choose,
     describe,
+    importance,
     kv_bits,
     next_hash,
     seed_word,
 )
 from workers.engines.simulated.sequence import SimulatedSequence
 from workers.engines.simulated.steering import steer
+from workers.kv.evict.attention import WINDOW, Attention
+from workers.kv.evict.config import Eviction
+from workers.kv.evict.policies import POLICIES
 
 
 class WrongKV(ValueError):
@@ -58,6 +61,8 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
     `tokenizer`: the tokenizer.json of whom it plays, for grammars; None: it takes none.
     """
 
+    policies = frozenset(POLICIES)
+
     def __init__(
         self,
         model: SimulatedModel,
@@ -67,6 +72,7 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
         block_size: int = 16,
         chunk_tokens: int = 512,
         tokenizer: Path | None = None,
+        eviction: Eviction | None = None,
     ) -> None:
         info = EngineInfo(
             engine="simulated",
@@ -78,10 +84,11 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
             vocab_size=model.vocab_size,
             stop_ids=model.stop_ids,
         )
-        super().__init__(info, chunk_tokens=chunk_tokens, tokenizer=tokenizer)
+        super().__init__(info, chunk_tokens=chunk_tokens, tokenizer=tokenizer, eviction=eviction)
         self._model = model
         self.costs = costs
         self._histories = np.zeros(info.kv_total_tokens, dtype=np.uint64)
+        self._moved = 0  # tokens whose packing has been paid for
 
     def _sequence(self, seq: SeqId, spec: SequenceSpec, root: bytes) -> SimulatedSequence:
         return SimulatedSequence(id=seq, spec=spec, root=root, seed=seed_word(spec.sampling))
@@ -100,7 +107,14 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
                 chunks.append(Chunk(count, entry.start))
             else:
                 batch += 1
-                context += entry.stop
+                kept = entry.seq.kept
+                context += entry.stop if kept is None else kept.live
+        # What has been packed since the last step was read and written, which takes as long as
+        # twice reading it.
+        moved = self._keeping.counts.moved_tokens
+        if batch:
+            context += 2 * (moved - self._moved)
+            self._moved = moved
         return SimulatedStep(tuple(entries), self.costs.step_s(chunks, batch, context))
 
     def finish(self, step: Step) -> StepResult:
@@ -125,6 +139,8 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
                         samples.append(self._sample(state))
                     except GrammarLost as error:
                         lost.append((state.id, str(error)))
+            written = [part for part in written if self._tells(self._sequences[part[0]])]
+            self._settled(step.entries)
         if self.on_kv is not None:
             for layer in range(self._layers):
                 for seq, start, stop in written:
@@ -156,15 +172,17 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
     # ------------------------------------------------------------ KV bytes, kept nowhere
 
     def _read_bits(
-        self, state: SimulatedSequence, layer: int, part: Part, start: int, stop: int
+        self, state: SimulatedSequence, layer: int, part: Part, tokens: np.ndarray
     ) -> np.ndarray:
-        return kv_bits(self._model, state.hashes[start:stop], layer, part)
+        return kv_bits(self._model, np.array(state.hashes, dtype=np.uint64)[tokens], layer, part)
 
-    def _write_bits(self, state: SimulatedSequence, kv: KVSlice, tokens: np.ndarray) -> None:
-        own = self._read_bits(state, kv.layer, Part(kv.part), kv.start, kv.stop)
-        if kv.data.tobytes() != own.tobytes():
+    def _write_bits(
+        self, state: SimulatedSequence, layer: int, part: Part, tokens: np.ndarray, data: np.ndarray
+    ) -> None:
+        own = self._read_bits(state, layer, part, tokens)
+        if data.tobytes() != own.tobytes():
             raise WrongKV(
-                f"{kv.part} of layer {kv.layer}, tokens [{kv.start}, {kv.stop}): not what this "
+                f"{part} of layer {layer}, tokens {tokens.min()} to {tokens.max()}: not what this "
                 "engine would have computed"
             )
 
@@ -188,5 +206,18 @@ class SimulatedEngine(PagedEngine[SimulatedSequence]):
             history = state.hashes[first : first + self._block_size]
             self._histories[slot : slot + self._block_size] = history
 
-    def _copy_block(self, source: int, target: int, tokens: int) -> None:
+    def _copy_slots(self, sources: np.ndarray, targets: np.ndarray) -> None:
         """Nothing is kept, so nothing is copied."""
+
+    # ------------------------------------------------------------ what tokens are worth
+
+    def _attention(self, state: SimulatedSequence) -> Attention:
+        """Every query pays each token before it by its modelled importance."""
+        worth = importance(np.array(state.hashes[: state.computed], dtype=np.uint64))
+        queries = np.arange(len(worth), 0, -1)
+        return Attention(
+            mass=worth * queries, hits=(worth > 1) * np.minimum(queries, WINDOW), queries=len(worth)
+        )
+
+    def _score(self, state: SimulatedSequence, tokens: np.ndarray) -> np.ndarray:
+        return importance(np.array(state.hashes, dtype=np.uint64)[tokens])

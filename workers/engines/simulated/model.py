@@ -149,7 +149,18 @@ def describe(model: SimulatedModel, choice: Choice, alternatives: int) -> TokenL
     return TokenLogprobs(logprob=choice.logprob, top=top)
 
 
-def kv_bits(model: SimulatedModel, hashes: "array[int]", layer: int, part: Part) -> np.ndarray:
+def importance(hashes: np.ndarray) -> np.ndarray:
+    """What tokens with these history hashes are worth to later queries, [tokens] float64.
+
+    A few are worth much more than the rest, and which is left to chance: above 1 is one in e.
+    """
+    chance = (_mix_all(hashes ^ np.uint64(_LAYER)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return -np.log1p(-chance)
+
+
+def kv_bits(
+    model: SimulatedModel, hashes: "array[int] | np.ndarray", layer: int, part: Part
+) -> np.ndarray:
     """K or V of one layer for tokens with these history hashes.
 
     [tokens, kv_heads, head_size] uint16, bfloat16 bits.

@@ -109,19 +109,38 @@ def paged_attention(
 class Rows:
     """One sequence's part of a step: tokens [start, stop) at flat rows [first, ...).
 
-    `slots`: the slots of its tokens [0, stop), int64. Tokens below `write_from` are in the pool
-    already and are not written again.
+    `positions`: its tokens of [0, stop) that are kept, ascending; the new ones always are. `slots`:
+    where they are in the pool; both int64. Tokens below `write_from` are in the pool already and
+    are not written again. `paid`: [tokens, keys] float32, to which every layer adds the attention
+    that each token pays, a mean over heads; None: nobody asks.
     """
 
     first: int
     start: int
     stop: int
     write_from: int
+    positions: np.ndarray
     slots: np.ndarray
+    paid: torch.Tensor | None = None
 
     @property
     def count(self) -> int:
         return self.stop - self.start
+
+    @property
+    def keys(self) -> int:
+        return len(self.slots)
+
+    @property
+    def new(self) -> int:
+        """How many of its last tokens are to be written."""
+        return self.stop - max(self.start, self.write_from)
+
+    def first_key(self, window: int | None) -> int:
+        """The first key that its first query sees: of itself and window - 1 tokens before it."""
+        if window is None:
+            return 0
+        return int(np.searchsorted(self.positions, self.start - window + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +149,14 @@ class _Group:
 
     `rows`: flat row indices, a slice where they are consecutive. `slots`: [batch x keys].
     `mask`: added to the scores, broadcast to [batch, 1, queries, keys]; None: nothing to hide.
+    `payers`: whose attention is asked for, as (number in the batch, first key, its rows).
     """
 
     rows: torch.Tensor | slice
     batch: int
     slots: torch.Tensor
     mask: torch.Tensor | None
+    payers: tuple[tuple[int, int, Rows], ...]
 
 
 class PagedStep:
@@ -149,12 +170,11 @@ class PagedStep:
         self._after_write = after_write
         self._tokens = sum(r.count for r in rows)
         self._groups: dict[int | None, list[_Group]] = {}
-        new = [np.arange(max(r.start, r.write_from), r.stop) for r in rows]
-        slots = [r.slots[t] for r, t in zip(rows, new, strict=True)]
+        slots = [r.slots[r.keys - r.new :] for r in rows]
         self._write_slots = torch.from_numpy(np.concatenate(slots))
         self._write_rows = None
         if len(self._write_slots) < self._tokens:
-            flat = [r.first + t - r.start for r, t in zip(rows, new, strict=True)]
+            flat = [np.arange(r.first + r.count - r.new, r.first + r.count) for r in rows]
             self._write_rows = torch.from_numpy(np.concatenate(flat))
 
     def attend(self, call: LayerCall) -> torch.Tensor:
@@ -183,42 +203,42 @@ class PagedStep:
         k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
         q = call.q[:, group.rows]
         if group.batch == 1 and isinstance(group.rows, slice) and q.shape[1] > 1:
-            out = _attention(q.unsqueeze(0), k, v, group.mask, call)
+            out = _attention(q.unsqueeze(0), k, v, group, call)
             return out[0].transpose(0, 1)
         # Decode: the query heads that share a KV head become its query tokens.
         q = q.view(kv_heads, heads // kv_heads, group.batch, size).permute(2, 0, 1, 3)
-        return _attention(q, k, v, group.mask, call).reshape(group.batch, heads, size)
+        return _attention(q, k, v, group, call).reshape(group.batch, heads, size)
 
 
 def _attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    call: LayerCall,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: _Group, call: LayerCall
 ) -> torch.Tensor:
-    if call.softcap is None:
+    if call.softcap is None and not group.payers:
         return scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=call.scale, enable_gqa=q.shape[1] != k.shape[1]
+            q, k, v, attn_mask=group.mask, scale=call.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     if q.shape[1] != k.shape[1]:
         repeats = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-    scores = torch.tanh((q @ k.transpose(2, 3)) * (call.scale / call.softcap)) * call.softcap
-    if mask is not None:
-        scores = scores + mask
-    return scores.softmax(-1) @ v
-
-
-def _first_key(rows: Rows, window: int | None) -> int:
-    """The first token that the first of these rows sees: itself and window - 1 before it."""
-    return 0 if window is None else max(0, rows.start - window + 1)
+    scores = (q @ k.transpose(2, 3)) * call.scale
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    if group.mask is not None:
+        scores = scores + group.mask
+    weights = scores.softmax(-1)
+    for number, low, rows in group.payers:
+        assert rows.paid is not None, "a payer's attention is asked for"
+        theirs = weights[number].mean(0)  # of a chunk [tokens, keys], else [heads, keys]
+        if rows.count == 1:
+            theirs = theirs.mean(0, keepdim=True)
+        rows.paid[:, low:] += theirs[:, : rows.keys - low]
+    return weights @ v
 
 
 def _grouped(rows: Sequence[Rows], window: int | None) -> list[_Group]:
     groups = [_chunk(r, window) for r in rows if r.count > 1]
     decode = sorted(
-        ((r.stop - _first_key(r, window), r) for r in rows if r.count == 1),
+        ((r.keys - r.first_key(window), r) for r in rows if r.count == 1),
         key=lambda pair: (-pair[0], pair[1].first),
     )
     while decode:
@@ -231,9 +251,9 @@ def _grouped(rows: Sequence[Rows], window: int | None) -> list[_Group]:
 
 
 def _chunk(rows: Rows, window: int | None) -> _Group:
-    low = _first_key(rows, window)
+    low = rows.first_key(window)
     queries = torch.arange(rows.start, rows.stop).unsqueeze(1)
-    keys = torch.arange(low, rows.stop).unsqueeze(0)
+    keys = torch.from_numpy(rows.positions[low:]).unsqueeze(0)
     hidden = keys > queries
     if window is not None:
         hidden |= keys <= queries - window
@@ -243,6 +263,7 @@ def _chunk(rows: Rows, window: int | None) -> _Group:
         batch=1,
         slots=torch.from_numpy(rows.slots[low:].copy()),
         mask=mask[None, None],
+        payers=() if rows.paid is None else ((0, low, rows),),
     )
 
 
@@ -250,8 +271,8 @@ def _decode(rows: Sequence[Rows], longest: int, window: int | None) -> _Group:
     slots = np.empty((len(rows), longest), dtype=np.int64)
     hidden = torch.zeros((len(rows), 1, 1, longest))
     for i, r in enumerate(rows):
-        low = _first_key(r, window)
-        count = r.stop - low
+        low = r.first_key(window)
+        count = r.keys - low
         slots[i, :count] = r.slots[low:]
         # Padding repeats a slot of the sequence's own: whatever another one holds stays there.
         slots[i, count:] = r.slots[low]
@@ -262,5 +283,6 @@ def _decode(rows: Sequence[Rows], longest: int, window: int | None) -> _Group:
         rows=slice(firsts[0], firsts[0] + len(firsts)) if consecutive else torch.tensor(firsts),
         batch=len(rows),
         slots=torch.from_numpy(slots.ravel()),
-        mask=None if all(r.stop - _first_key(r, window) == longest for r in rows) else hidden,
+        mask=None if all(r.keys - r.first_key(window) == longest for r in rows) else hidden,
+        payers=tuple((i, r.first_key(window), r) for i, r in enumerate(rows) if r.paid is not None),
     )

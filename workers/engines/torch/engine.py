@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from workers.api.info import EngineInfo, Part
 from workers.engines.base import (
     GrammarLost,
-    KVSlice,
     Sample,
     SeqId,
     SequenceSpec,
@@ -20,12 +19,16 @@ from workers.engines.base import (
 )
 from workers.engines.paged.batch import Entry
 from workers.engines.paged.engine import PagedEngine
+from workers.engines.paged.stored import StoredSequence
 from workers.engines.sampler import draw
 from workers.engines.torch.attention import PagedStep, Rows, running
-from workers.engines.torch.sequence import TorchSequence
 from workers.engines.torch.store import KVStore
+from workers.kv.evict.attention import Attention
+from workers.kv.evict.config import Eviction, Heads
+from workers.kv.evict.policies import POLICIES
+from workers.kv.evict.triattention import Calibration, Scorer, combined
 
-TorchEntry = Entry[TorchSequence]
+TorchEntry = Entry[StoredSequence]
 
 
 class _Cancelled(Exception):
@@ -47,12 +50,14 @@ class TorchStep:
         return None
 
 
-class TorchEngine(PagedEngine[TorchSequence]):
+class TorchEngine(PagedEngine[StoredSequence]):
     """transformers' model code over our pool.
 
     `finish` computes without the lock: nobody but the engine's own thread frees memory, so what a
     step writes and reads stays where it is.
     """
+
+    policies = frozenset(POLICIES)
 
     def __init__(
         self,
@@ -62,14 +67,18 @@ class TorchEngine(PagedEngine[TorchSequence]):
         *,
         chunk_tokens: int,
         tokenizer: Path,
+        eviction: Eviction | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
-        super().__init__(info, chunk_tokens=chunk_tokens, tokenizer=tokenizer)
+        super().__init__(info, chunk_tokens=chunk_tokens, tokenizer=tokenizer, eviction=eviction)
         self.costs = None
+        self._calibration = calibration
+        self._heads = Heads.UNION if eviction is None else eviction.heads
         self._model = model
         self._store = store
 
-    def _sequence(self, seq: SeqId, spec: SequenceSpec, root: bytes) -> TorchSequence:
-        return TorchSequence(id=seq, spec=spec, root=root, written=[0] * self._layers)
+    def _sequence(self, seq: SeqId, spec: SequenceSpec, root: bytes) -> StoredSequence:
+        return StoredSequence(id=seq, spec=spec, root=root, written=[0] * self._layers)
 
     # ------------------------------------------------------------ steps
 
@@ -90,7 +99,11 @@ class TorchEngine(PagedEngine[TorchSequence]):
         except _Cancelled:
             logits = None
         with self._lock:
-            return self._finished(entries, logits)
+            result = self._finished(entries, logits)
+            if logits is not None:
+                self._watch(rows, entries)
+                self._settled(entries)
+            return result
 
     def _run(
         self, entries: Sequence[TorchEntry], rows: Sequence[Rows], ids: Sequence[int]
@@ -104,7 +117,7 @@ class TorchEngine(PagedEngine[TorchSequence]):
                 if entry.seq.cancelled or row.write_from >= entry.stop:
                     continue
                 entry.seq.written[layer] = entry.stop
-                if self.on_kv is not None:
+                if self.on_kv is not None and self._tells(entry.seq):
                     self.on_kv(entry.seq.id, layer, row.write_from, entry.stop)
 
         positions = np.concatenate([np.arange(e.start, e.stop) for e in entries])
@@ -142,7 +155,7 @@ class TorchEngine(PagedEngine[TorchSequence]):
             samples=tuple(samples), computed=computed, prefill_tokens=prefill, lost=tuple(lost)
         )
 
-    def _sample(self, state: TorchSequence, logits: np.ndarray) -> Sample:
+    def _sample(self, state: StoredSequence, logits: np.ndarray) -> Sample:
         spec, banned, allowed = state.spec, state.banned(), state.allowed()
         drawn = draw(logits, spec.sampling, state.tokens, spec.prompt_len, banned, allowed)
         state.tokens.append(drawn.token)
@@ -152,30 +165,55 @@ class TorchEngine(PagedEngine[TorchSequence]):
         rows = []
         first = 0
         for entry in entries:
-            slots = entry.seq.slots(self._block_size, 0, entry.stop)
-            rows.append(Rows(first, entry.start, entry.stop, entry.seq.computed, slots))
+            seq, stop = entry.seq, entry.stop
+            positions, slots = seq.living(0, stop), seq.slots(self._block_size, 0, stop)
+            paid = None
+            if self._keeping.wants_attention:
+                paid = torch.zeros((entry.count, len(slots)))
+            rows.append(Rows(first, entry.start, stop, seq.computed, positions, slots, paid))
             first += entry.count
         return rows
+
+    # ------------------------------------------------------------ what tokens are worth
+
+    def _watch(self, rows: Sequence[Rows], entries: Sequence[TorchEntry]) -> None:
+        """Add what the step's tokens paid the others, where a policy asks for it."""
+        for row, entry in zip(rows, entries, strict=True):
+            if row.paid is not None:
+                state = entry.seq
+                state.attention = state.attention or Attention()
+                state.attention.add(row.positions, row.paid.numpy() / self._layers)
+
+    def _attention(self, state: StoredSequence) -> Attention | None:
+        return state.attention
+
+    def _score(self, state: StoredSequence, tokens: np.ndarray) -> np.ndarray:
+        assert self._calibration is not None, "loaded where the policy asks for it"
+        scorer = Scorer(self._calibration, state.computed)
+        slots = state.slots_of(self._block_size, state.places_of(tokens))
+        score = scorer.shares if self._heads is Heads.SHARES else scorer.layer
+        scores = [score(n, self._store.keys(n, slots)) for n in range(self._layers)]
+        return combined(np.stack(scores), self._heads)
 
     # ------------------------------------------------------------ KV bytes
 
     def _read_bits(
-        self, state: TorchSequence, layer: int, part: Part, start: int, stop: int
+        self, state: StoredSequence, layer: int, part: Part, tokens: np.ndarray
     ) -> np.ndarray:
-        slots = state.slots(self._block_size, start, stop)
-        return self._store.read_bits(layer, part, slots)
+        return self._store.read_bits(
+            layer, part, state.slots_of(self._block_size, state.places_of(tokens))
+        )
 
-    def _write_bits(self, state: TorchSequence, kv: KVSlice, tokens: np.ndarray) -> None:
-        at = tokens - kv.start
-        slots = state.slots(self._block_size, kv.start, kv.stop)[at]
-        self._store.write_bits(kv.layer, Part(kv.part), slots, kv.data[at])
+    def _write_bits(
+        self, state: StoredSequence, layer: int, part: Part, tokens: np.ndarray, data: np.ndarray
+    ) -> None:
+        self._store.write_bits(
+            layer, part, state.slots_of(self._block_size, state.places_of(tokens)), data
+        )
 
     def _read_blocks(self, blocks: Sequence[int]) -> np.ndarray:
         first = np.array(blocks, dtype=np.int64)[:, None] * self._block_size
         return self._store.read_all_bits((first + np.arange(self._block_size)).ravel())
 
-    def _copy_block(self, source: int, target: int, tokens: int) -> None:
-        offsets = np.arange(tokens)
-        self._store.copy_slots(
-            source * self._block_size + offsets, target * self._block_size + offsets
-        )
+    def _copy_slots(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        self._store.copy_slots(sources, targets)

@@ -31,6 +31,8 @@ from workers.engines.torch.attention import (
 )
 from workers.engines.torch.engine import TorchEngine
 from workers.engines.torch.store import KVStore
+from workers.kv.evict.config import Eviction
+from workers.kv.evict.triattention import Calibration
 
 # Their rotation of a key depends on the longest sequence in the batch, so cached keys go stale.
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -83,11 +85,14 @@ def build_engine(
     block_size: int = 16,
     kv_dtype: str = "bfloat16",
     chunk_tokens: int = 128,
+    eviction: Eviction | None = None,
+    calibration: Calibration | None = None,
 ) -> TorchEngine:
     """An engine with a pool of its own: `kv_tokens` rounded down to whole blocks.
 
     K and V are kept, attended over and moved as `kv_dtype`; a step prefills at most
-    `chunk_tokens` tokens.
+    `chunk_tokens` tokens. `eviction`: what is kept of a sequence, None: everything; TriAttention
+    needs the model's `calibration`.
     """
     if kv_dtype not in BYTES_PER_ELEMENT:
         raise ValueError(f"kv_dtype {kv_dtype!r}: one of {', '.join(BYTES_PER_ELEMENT)}")
@@ -117,9 +122,17 @@ def build_engine(
         vocab_size=loaded.vocab_size,
         stop_ids=loaded.stop_ids,
     )
+    if eviction is not None and eviction.policy == "triattention" and calibration is None:
+        raise ValueError("policy triattention: it scores by a calibration, and none was given")
     store = KVStore(layers, slots, loaded.kv_heads, loaded.head_size, kv_dtype)
     return TorchEngine(
-        loaded.model, info, store, chunk_tokens=chunk_tokens, tokenizer=loaded.tokenizer_file
+        loaded.model,
+        info,
+        store,
+        chunk_tokens=chunk_tokens,
+        tokenizer=loaded.tokenizer_file,
+        eviction=eviction,
+        calibration=calibration,
     )
 
 

@@ -43,6 +43,14 @@ class KVStore:
         """A copy of the bits at `slots`, [n, kv_heads, head_size]."""
         return self.bits[layer, _SIDE[part], slots]
 
+    def values(self, layer: int, part: Part) -> torch.Tensor:
+        """All of one layer's K or V in place, [slots, kv_heads, head_size]."""
+        return self._sides[layer][_SIDE[part]]
+
+    def keys(self, layer: int, slots: np.ndarray) -> np.ndarray:
+        """Stored K at `slots`, [n, kv_heads, head_size] float32."""
+        return self._sides[layer][0].index_select(0, torch.from_numpy(slots)).float().numpy()
+
     def read_all_bits(self, slots: np.ndarray) -> np.ndarray:
         """A copy of the bits at `slots` of every layer, [layers, 2, n, kv_heads, head_size]."""
         return self.bits[:, :, slots]

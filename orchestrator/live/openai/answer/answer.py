@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
+from itertools import repeat
 from typing import Any
 
 from starlette.responses import Response
@@ -70,7 +70,7 @@ class Answer(Response):
         self._patience = patience
         self._choices = [
             Choice(arrived, vocabulary, reads_calls=plan.reads_calls, echo=echo)
-            for arrived, echo in zip_longest(plan.arrivals, plan.echoes, fillvalue="")
+            for arrived, echo in zip(plan.arrivals, plan.echoes or repeat(""), strict=False)
         ]
         now = time.perf_counter()
         self._meters = [

@@ -174,7 +174,7 @@ class ChatShape:
 
 
 def _call(call: CallDelta) -> dict[str, Any]:
-    function = {"arguments": call.arguments}
+    function: dict[str, str | None] = {"arguments": call.arguments}
     if call.id is None:
         return {"index": call.index, "function": function}
     function = {"name": call.name, **function}

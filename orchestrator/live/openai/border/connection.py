@@ -5,6 +5,7 @@ A token goes from the core to the socket through `write` and `flush`. The way th
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ BACKLOG_BYTES = 1 << 20  # beyond the socket's own buffers, for a client that re
 SEND_BUFFER_BYTES = 128 << 10  # of a connection's socket, for whoever opens the port
 LINGER_S = 75.0  # for a client that has not taken the end of its last answer
 CONNECTION = "pdd.connection"  # in a scope's extensions
+
+log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -47,7 +50,11 @@ class Outgoing:
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         for connection in waiting:
-            connection.flush()
+            try:
+                connection.flush()
+            except Exception:  # a defect, which must not cost the clients after this one
+                log.exception("client's connection")
+                connection.transport.abort()
 
 
 class Connection(HttpToolsProtocol):
@@ -172,14 +179,17 @@ class Connection(HttpToolsProtocol):
             self._refuse(_HEAD_TOO_LARGE)
 
     def _parse(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offered:
-            # The parser takes all that follows, the body too, for the other protocol's.
-            head = self._head_without_offer()
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
-            self._parse(head + data[offered.args[0] :])
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offered:
+                # The parser takes all that follows, the body too, for the other protocol's.
+                head = self._head_without_offer()
+                data = data[offered.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+                self.parser.feed_data(head)  # has no offer
 
     def _head_without_offer(self) -> bytes:
         """The head just read, in HTTP/1 only. Raises HttpParserError for a tunnel."""

@@ -1,8 +1,8 @@
-"""Who may come in, and how often: API keys, their tenants, and the tenants' rates."""
+"""Who may come in, and how often: API keys, their tenants, the tenants' rates; who may operate."""
 
 import hmac
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,23 +110,43 @@ class Door:
     """The keys and their tenants. Without keys everybody is the default tenant."""
 
     def __init__(
-        self, keys: Mapping[str, str] | None = None, rates: Mapping[str, Rates] | None = None
+        self,
+        keys: Mapping[str, str] | None = None,
+        rates: Mapping[str, Rates] | None = None,
+        operators: Collection[str] | None = None,
     ) -> None:
-        """`keys`: from a key to its tenant's name; None: no key is asked for."""
+        """`keys`: from a key to its tenant's name; None: no key is asked for. `operators`: keys
+        that may change the deployment; None: everybody may where no key is asked for, else nobody.
+        """
         rates = rates or {}
         names = {DEFAULT_TENANT} if keys is None else set(keys.values())
         tenants = {name: Tenant(name, rates.get(name, Rates())) for name in names}
         self._everybody = tenants[DEFAULT_TENANT] if keys is None else None
+        self._operators = None if operators is None else [key.encode() for key in operators]
         self._keys = [(key.encode(), tenants[name]) for key, name in sorted((keys or {}).items())]
 
     def tenant(self, authorization: bytes) -> Tenant | None:
         """Whose the header's bearer key is; None: nobody's."""
         if self._everybody is not None:
             return self._everybody
-        scheme, _, given = authorization.partition(b" ")
-        found = None
+        given, found = _bearer(authorization), None
         for key, tenant in self._keys:
             # Every key is compared, each in constant time: the time tells nothing about any.
-            if hmac.compare_digest(given.strip(), key):
+            if hmac.compare_digest(given, key):
                 found = tenant
-        return found if scheme.lower() == b"bearer" else None
+        return found
+
+    def operates(self, authorization: bytes) -> bool:
+        """Whether the header's bearer may change the deployment."""
+        if self._operators is None:
+            return self._everybody is not None
+        given, found = _bearer(authorization), False
+        for key in self._operators:
+            found |= hmac.compare_digest(given, key)
+        return found
+
+
+def _bearer(authorization: bytes) -> bytes:
+    """The header's bearer key; no key is empty, so nobody's is."""
+    scheme, _, given = authorization.partition(b" ")
+    return given.strip() if scheme.lower() == b"bearer" else b""

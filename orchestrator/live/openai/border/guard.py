@@ -1,4 +1,4 @@
-"""Lets in who may come in: 401 without a known key, 429 beyond a tenant's rates."""
+"""Lets in who may come in: 401 without a known key, 403 where it may not go, 429 beyond rates."""
 
 import time
 
@@ -9,6 +9,7 @@ from orchestrator.live.openai.border.visit import visit_of
 from orchestrator.live.openai.errors import ApiError, rate_limited
 
 # No key, no rate: for probes, and the page, which says nothing before it was given a key.
+OPERATORS_PATHS = frozenset({"/pdd/drain"})  # what is asked there changes the deployment
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/"})
 
 
@@ -29,6 +30,8 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         given = dict(scope["headers"]).get(b"authorization", b"")
+        if scope["path"] in OPERATORS_PATHS:
+            return None if self._door.operates(given) else _not_an_operator(given)
         tenant = self._door.tenant(given)
         if tenant is None:
             what = "the API key is not known" if given else "no API key was sent"
@@ -36,3 +39,14 @@ class Guard:
         visit_of(scope).tenant = tenant
         refused = tenant.admit(time.monotonic()) if scope["method"] == "POST" else None
         return None if refused is None else rate_limited(*refused)
+
+
+def _not_an_operator(given: bytes) -> ApiError:
+    if not given:
+        what = "no operator's key was sent; send it as a Bearer token"
+        return ApiError(401, what, code="invalid_api_key")
+    return ApiError(
+        403,
+        "this key may not change the deployment; security.operator_keys_env names those that may",
+        code="not_an_operator",
+    )

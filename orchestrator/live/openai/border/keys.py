@@ -14,7 +14,7 @@ def read_door(security: Security) -> Door:
 
     A key is `TENANT:KEY` where the file names that tenant, else all of it is a key of the default
     tenant. In the environment keys are separated by commas, in a file each has a line; `#` begins
-    a comment there. Raises UserError.
+    a comment there. Operators' keys are the default tenant's too. Raises UserError.
     """
     rates = {
         name: Rates(
@@ -23,23 +23,25 @@ def read_door(security: Security) -> Door:
         )
         for name, tenant in security.tenants.items()
     }
+    variable = security.operator_keys_env
+    operators = None if variable is None else _from_environment("operator_keys_env", variable, ())
     if security.api_keys_env is None and security.api_keys_file is None:
         _check_tenants(rates, {DEFAULT_TENANT})
-        return Door(rates=rates)
+        return Door(rates=rates, operators=operators)
     keys: dict[str, str] = {}
     if security.api_keys_env is not None:
-        keys |= _from_environment(security.api_keys_env, rates)
+        keys |= _from_environment("api_keys_env", security.api_keys_env, rates)
     if security.api_keys_file is not None:
         keys |= _from_file(Path(security.api_keys_file), rates)
     _check_tenants(rates, set(keys.values()) | {DEFAULT_TENANT})
-    return Door(keys, rates)
+    return Door((operators or {}) | keys, rates, operators)
 
 
-def _from_environment(variable: str, tenants: Iterable[str]) -> dict[str, str]:
+def _from_environment(field: str, variable: str, tenants: Iterable[str]) -> dict[str, str]:
     keys = _keys(os.environ.get(variable, "").split(","), tenants)
     if not keys:
         raise UserError(
-            f"security.api_keys_env: {variable} is empty; set it to one key or several, with commas"
+            f"security.{field}: {variable} is empty; set it to one key or several, with commas"
         )
     return keys
 

@@ -97,6 +97,7 @@ function wrongs(state) {
   for (const site of state.sites) {
     if (site.state === "lost") said.push(`Site ${site.name} is lost: none of its ${count(site.workers.length, "worker")} can be reached.`);
     else if (site.state === "silent") said.push(`Site ${site.name} is silent: its workers have not said a word for ${secs(Math.min(...site.workers.map((w) => w.silent_s)))}.`);
+    else if (site.state === "drained") said.push(`Site ${site.name} is drained.`);
     else for (const worker of site.workers) {
       if (worker.state === "down") said.push(`Worker ${worker.name} is down.`);
       if (worker.state === "silent") said.push(`Worker ${worker.name} is silent.`);

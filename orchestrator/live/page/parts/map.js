@@ -1,7 +1,7 @@
 // Sites as boxes, each direction of a line between them with what it carries.
 
 const BOX = { width: 252, height: 96 };
-const STATE_TEXT = { up: "", silent: "silent", draining: "draining", lost: "lost" };
+const STATE_TEXT = { up: "", silent: "silent", draining: "draining", drained: "drained", lost: "lost" };
 
 /** Centres of the boxes: beside each other, below each other where it is narrow, else in a ring. */
 function places(sites, width) {

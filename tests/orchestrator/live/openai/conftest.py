@@ -121,6 +121,9 @@ class ScriptedService:
     def live(self) -> dict[str, Any]:
         return {"model": self.model.name, "requests": {"open": len(self.open)}}
 
+    async def order(self, body: Any) -> dict[str, Any]:
+        return {"ordered": body}
+
     def wait_until(self, true: Callable[[], bool], timeout_s: float = 5.0) -> bool:
         with self.changed:
             return self.changed.wait_for(true, timeout_s)
@@ -265,7 +268,7 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 def serving(service: ScriptedService, **options: Any) -> Iterator[Gateway]:
     """The application on a real uvicorn server in a thread of its own."""
     metrics = Metrics(CollectorRegistry(), service.model.name)
-    app = create_app(service, metrics=metrics, live=service.live, **options)
+    app = create_app(service, metrics=metrics, live=service.live, order=service.order, **options)
     listener = take_port("127.0.0.1", 0)
     made: list[Front] = []
     started = threading.Event()

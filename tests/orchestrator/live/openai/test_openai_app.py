@@ -71,6 +71,29 @@ def test_keys(scripted, serve):
             assert client.models.list().data[0].id == "smollm2-135m"
 
 
+def test_only_operators_may_change_the_deployment(scripted, serve):
+    door = Door({"client": "default", "boss": "default"}, operators=["boss"])
+    order = {"site": "hami"}
+    with serve(scripted, door=door) as gateway:
+
+        def drain(key, **more):
+            headers = {} if key is None else {"authorization": f"Bearer {key}"}
+            return gateway.http.post("/pdd/drain", headers=headers, **({"json": order} | more))
+
+        assert drain("boss").json() == {"ordered": order}
+        assert (drain(None).status_code, drain("client").status_code) == (401, 403)
+        assert "security.operator_keys_env" in drain("client").json()["error"]["message"]
+        assert (
+            gateway.get("/pdd/drain", headers={"authorization": "Bearer boss"}).status_code == 405
+        )
+        assert drain("boss", json={"site": "h" * 5000}).status_code == 413
+    with serve(scripted) as gateway:
+        assert gateway.http.post("/pdd/drain", json=order).status_code == 200
+        # As a page of another origin could send it, without asking.
+        text = {"content": b'{"site": "hami"}', "headers": {"content-type": "text/plain"}}
+        assert gateway.http.post("/pdd/drain", **text).status_code == 415
+
+
 # ---------------------------------------------------------------- what reaches the core
 
 

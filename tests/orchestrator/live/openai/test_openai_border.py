@@ -3,6 +3,7 @@
 import json
 import logging
 import socket
+import threading
 import time
 from contextlib import suppress
 
@@ -117,6 +118,25 @@ def test_another_protocol_that_is_offered_is_declined(gateway, protocol, size):
             assert part, answers
             answers += part
     assert answers.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_offers_in_a_long_row_are_declined_one_by_one(gateway):
+    """More of them in one piece than Python would go deep."""
+    count = 2_000
+    offer = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    with dial(gateway) as client:
+        whole = b"GET /health HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n"
+        sending = threading.Thread(target=client.sendall, args=(whole * count,))
+        sending.start()
+        answered = 0
+        rest = b""
+        while answered < count:
+            part = client.recv(1 << 16)
+            assert part, answered
+            rest += part
+            answered += rest.count(b"HTTP/1.1 200 OK")
+            rest = rest[rest.rfind(b"HTTP/1.1 200 OK") + 15 :]
+        sending.join()
 
 
 def test_close_beside_an_offer_is_kept_to(gateway):

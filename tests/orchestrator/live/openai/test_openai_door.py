@@ -144,3 +144,21 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 )
 def test_a_traceparent_is_taken_if_it_is_valid(given, valid):
     assert read_trace(given.encode()) == (given if valid else None)
+
+
+def test_who_may_operate(monkeypatch):
+    assert Door().operates(b""), "who asks for no key has nobody to keep out"
+    assert not Door({"k": "default"}).operates(b"Bearer k"), "a client's key is not enough"
+    monkeypatch.setenv(VARIABLE, "op1, op2")
+    door = read_door(Security(operator_keys_env=VARIABLE))
+    assert door.tenant(b"").name == DEFAULT_TENANT, "clients need none"
+    assert [door.operates(key) for key in (b"Bearer op2", b"bearer op1")] == [True, True]
+    for wrong in (b"", b"Bearer ", b"Bearer op", b"op1", b"Basic op1"):
+        assert not door.operates(wrong)
+    monkeypatch.setenv("PDD_TEST_CLIENTS", "k")
+    door = read_door(Security(operator_keys_env=VARIABLE, api_keys_env="PDD_TEST_CLIENTS"))
+    assert (door.operates(b"Bearer op1"), door.operates(b"Bearer k")) == (True, False)
+    assert [door.tenant(key).name for key in (b"Bearer op1", b"Bearer k")] == [DEFAULT_TENANT] * 2
+    monkeypatch.setenv(VARIABLE, " ")
+    with pytest.raises(UserError, match=r"^security\.operator_keys_env: PDD_TEST_KEYS is empty"):
+        read_door(Security(operator_keys_env=VARIABLE))

@@ -21,11 +21,9 @@ class Watched:
 
     def __init__(self) -> None:
         self.rig = MachineRig()
-        self.members = Members(frozenset())
+        self.members = Members(frozenset(), SITES)
         self.recent = Recent(lambda: self.rig.now)
-        self.live = LiveState(
-            self.rig.machine, self.members, self.recent, model="smol", sites=SITES
-        )
+        self.live = LiveState(self.rig.machine, self.members, self.recent, model="smol")
         for name, site in (("p0", "hami"), ("r0", "hami"), ("m0", "shenzhen")):
             self.members.join(name, site, "pool", frozenset({Role.MAIN}))
             hello = Hello(
@@ -191,3 +189,18 @@ def test_an_ended_request_stays_as_it_was() -> None:
     [after] = w.told()["recent"]
     assert before == [after | {"ended_s_ago": 0.0}]
     assert (after["outcome"], after["handoff_index"], after["age_s"]) == ("length", 2, 1.0)
+
+
+def test_a_site_that_somebody_drains_and_one_that_is_drained() -> None:
+    w = Watched()
+    w.members.stand("hami", drained=True)
+    for name in ("p0", "r0"):
+        w.members.drain(name)
+    w.told()
+    told = w.passes(1)
+    assert [site["state"] for site in told["sites"]] == ["draining", "up", "lost"]
+    for name in ("p0", "r0"):
+        w.members.remove(name)
+    told = w.told()
+    assert [site["state"] for site in told["sites"]] == ["drained", "up", "lost"]
+    assert w.line(told, "hami", "shenzhen")["state"] == "idle", "nobody speaks there, as wanted"

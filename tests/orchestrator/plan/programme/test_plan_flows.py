@@ -1,6 +1,7 @@
 """The linear programme of one assignment, against what can be worked out by hand."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -181,6 +182,35 @@ def test_hits_settle_with_the_memory_that_legs_leave() -> None:
     assert 0.2 < less.solved.state.cached[0] < 0.6
     assert less.rate < much.rate
     assert less.moved < 0.02  # and says so
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "worth"),
+    [(inf, 1.0), (2e9, 0.5), (1e8, 0.0)],  # loading costs nothing, half of computing, ten times
+)
+def test_what_a_store_has_is_found_for_what_loading_spares(
+    bytes_per_s: float, worth: float
+) -> None:
+    """Caches too small for anything, and a store that holds half of what comes again."""
+    costs = MeasuredCosts(prefill_tokens_per_s=1000.0, decode_step_s=0.01)
+    small = pool("a/x", 2, costs=costs, kv_tokens=20_000)
+    what = problem(
+        small,
+        prompt=1000,
+        hit=800.0,
+        reused_tokens=10_000_000,
+        kv_bytes_per_token=1e6,
+    )
+    stored = replace(small, store_tokens=5_000_000, store_bytes_per_s=bytes_per_s)
+    who = assignment(("a/x", 1, 0, 1))
+    without, kept = value_of(what, who), value_of(replace(what, pools=(stored,)), who)
+    assert without.solved is not None
+    assert kept.solved is not None
+    prefills, mains = kept.solved.state.cached
+    none = without.solved.state.cached[0]
+    assert mains == pytest.approx(0.5, abs=0.01), "main is not sent what its site has"
+    assert prefills == pytest.approx(none + (0.5 - none) * worth, abs=0.01)
+    assert (kept.rate > 1.1 * without.rate) is (worth > 0)
 
 
 def test_a_slow_network_inside_a_site_delays_what_it_carries() -> None:

@@ -129,8 +129,8 @@ def test_the_record_has_plain_values_under_keys_that_stay() -> None:
     assert list(direct) == [
         "policy", "requests", "finished", "failed", "routes", "seconds", "metrics", "within_slo",
         "goodput_per_s", "output_tokens_per_s", "relay_tokens", "wire_gb", "prefill_hit",
-        "main_hit", "use", "cost", "cost_per_million_tokens", "goodput_per_cost",
-        "roles",
+        "main_hit", "from_memory", "from_files", "use", "cost", "cost_per_million_tokens",
+        "goodput_per_cost", "roles",
     ]  # fmt: skip
     assert list(direct["metrics"]) == [
         "ttft_s", "second_token_s", "exposed_stall_s", "tpot_s", "end_to_end_s",

@@ -6,7 +6,8 @@ import pytest
 
 from orchestrator.virtual.faults.cases import Case, play
 from orchestrator.virtual.faults.checks import check
-from orchestrator.virtual.faults.fault import Fault, Kind, inject
+from orchestrator.virtual.faults.fault import OF_STORES, Fault, Kind, inject
+from orchestrator.virtual.stores.store import StoreSpec
 from tests.orchestrator.virtual.faults.troubled import everything
 from tests.orchestrator.virtual.stories.story_world import (
     GATEWAY,
@@ -19,6 +20,7 @@ from tests.orchestrator.virtual.stories.story_world import (
     Story,
     new_story,
 )
+from workers.tiers.blocks import checksum
 
 
 def do(story: Story, kind: Kind, target: str = "", seconds: float = 1.0, **more: object) -> None:
@@ -26,7 +28,7 @@ def do(story: Story, kind: Kind, target: str = "", seconds: float = 1.0, **more:
     inject(story.world, fault)
 
 
-@pytest.mark.parametrize("kind", [k for k in Kind if k is not Kind.CLOCK])
+@pytest.mark.parametrize("kind", [k for k in Kind if k not in {Kind.CLOCK, *OF_STORES}])
 def test_a_fault_troubles_the_world_while_it_lasts(kind: Kind) -> None:
     story = new_story()
     [fault] = [f for f in everything().faults if f.kind is kind][:1]
@@ -100,6 +102,29 @@ def test_memory_is_taken_twice_and_given_back_to_the_life_it_was_taken_from() ->
     do(story, Kind.MEMORY, M0, 9.0, amount=0.5)
     story.wait(3.0)
     assert worker.engine.kv_free_tokens() == free / 2, "what the first life owed is forgotten"
+
+
+@pytest.mark.parametrize("kind", sorted(OF_STORES))
+def test_a_fault_of_a_store_is_over_in_time(kind: Kind) -> None:
+    story = new_story(stores=(StoreSpec(site=HAMI, pool="prefill"),))
+    story.served(story.ask())
+    (store,) = story.world.stores.values()
+
+    def state() -> tuple[bool, bool, float]:
+        return store.process.alive, store.process.frozen, store.late_s
+
+    do(story, kind, store.spec.name, 2.0, amount=1.0)
+    well = (True, False, 0.0)
+    damaged = kind is Kind.DAMAGE_STORE
+    assert (state() == well) is damaged
+    story.wait(2.1)
+    assert state() == well
+    blocks = store.blocks._blocks
+    right = [checksum(key, block.data) == block.crc for key, block in blocks.items()]
+    assert right
+    assert all(right) is not damaged
+    story.served(story.ask("b"))
+    assert check(story.world) == []
 
 
 def test_a_partition_is_two_ways_and_the_other_one() -> None:

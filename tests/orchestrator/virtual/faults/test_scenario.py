@@ -7,8 +7,9 @@ import pytest
 
 from benchmarks.faults import scenario_file
 from orchestrator.topology.mistakes import TopologyError
+from orchestrator.topology.packaged import packaged_scenario
 from orchestrator.virtual.faults.cases import READY_S, generate
-from orchestrator.virtual.faults.fault import INJECT, MILD, Kind
+from orchestrator.virtual.faults.fault import INJECT, MILD, OF_STORES, Kind
 from orchestrator.virtual.faults.scenario import Scenario, load_scenario
 from tests.orchestrator.virtual.faults.troubled import case_of, shipped
 
@@ -130,7 +131,10 @@ def test_no_faults_are_no_mistake(path: Path) -> None:
 
 def test_the_shipped_one_knows_every_kind_and_every_kind_can_be_done() -> None:
     assert load_scenario(scenario_file(None)) == shipped()
-    assert set(shipped().faults.weights) == set(Kind) == set(INJECT)
+    stores = load_scenario(packaged_scenario("faults-stores"))
+    assert set(shipped().faults.weights) == set(Kind) - OF_STORES
+    assert set(stores.faults.weights) >= OF_STORES
+    assert set(INJECT) == set(Kind)
 
 
 def test_seeds_draw_what_the_file_says() -> None:
@@ -153,7 +157,7 @@ def test_seeds_draw_what_the_file_says() -> None:
             kinds[fault.kind] += 1
         sites.add(len(case.setup.sites))
         gateways.add(case.setup.gateways)
-    assert set(kinds) == set(Kind)
+    assert set(kinds) == set(Kind) - OF_STORES
     assert sites == set(scenario.sites)
     assert gateways == set(scenario.gateways)
 

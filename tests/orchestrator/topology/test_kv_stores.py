@@ -1,4 +1,4 @@
-"""`kv_pool` in a topology: what it says, what is refused, what processes are told of it."""
+"""`kv_store` in a topology: what it says, what is refused, what processes are told of it."""
 
 from itertools import count
 from pathlib import Path
@@ -13,11 +13,11 @@ from orchestrator.topology.mistakes import TopologyError
 from workers.tiers.store import StoreConfig
 
 
-def written(folder: Path, **kv_pools: Any) -> Path:
-    """A site of three pools, those named with a KV pool."""
+def written(folder: Path, **kv_stores: Any) -> Path:
+    """A site of three pools, those named with a store of KV blocks."""
     pools: dict[str, Any] = {name: {"chip": "h100"} for name in ("a", "b", "c")}
-    for name, kept in kv_pools.items():
-        pools[name]["kv_pool"] = kept
+    for name, kept in kv_stores.items():
+        pools[name]["kv_store"] = kept
     path = folder / "site.yaml"
     content = {
         "model": "smollm2-135m",
@@ -29,9 +29,9 @@ def written(folder: Path, **kv_pools: Any) -> Path:
     return path
 
 
-def mistakes(folder: Path, **kv_pools: Any) -> list[str]:
+def mistakes(folder: Path, **kv_stores: Any) -> list[str]:
     with pytest.raises(TopologyError) as caught:
-        load_topology(written(folder, **kv_pools))
+        load_topology(written(folder, **kv_stores))
     return [str(mistake) for mistake in caught.value.mistakes]
 
 
@@ -59,7 +59,7 @@ def test_processes_are_told_what_the_file_says(tmp_path: Path) -> None:
     assert [worker.stores for worker in workers] == [(), (near, far), (far, near)]
 
 
-def test_without_a_kv_pool_there_is_none(tmp_path: Path) -> None:
+def test_without_a_kv_store_there_is_none(tmp_path: Path) -> None:
     topology = load_topology(written(tmp_path))
     assert store_configs(topology, "hami", lambda: 1) == ()
     assert {worker.stores for worker in worker_configs(topology, "hami", "a model")} == {()}
@@ -68,15 +68,15 @@ def test_without_a_kv_pool_there_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kept", "place", "message"),
     [
-        ({}, "kv_pool", "dram"),
-        ({"dram": 8}, "kv_pool.dram", "no unit; write it such as 8GiB"),
-        ({"dram": "8"}, "kv_pool.dram", "no unit"),
-        ({"dram": "8Gb"}, "kv_pool.dram", "did you mean 8GB?"),
-        ({"dram": "0B"}, "kv_pool.dram", "must be above 0"),
-        ({"dram": "1GiB", "policy": "clock"}, "kv_pool.policy", "s3-fifo"),
-        ({"dram": "1GiB", "nvme": {"path": "x"}}, "kv_pool.nvme", "size"),
-        ({"dram": "1GiB", "quota": {}}, "kv_pool.quota", "quotas"),
-        ({"dram": "1GiB", "quotas": {"../x": "1GiB"}}, "kv_pool.quotas", "../x"),
+        ({}, "kv_store", "dram"),
+        ({"dram": 8}, "kv_store.dram", "no unit; write it such as 8GiB"),
+        ({"dram": "8"}, "kv_store.dram", "no unit"),
+        ({"dram": "8Gb"}, "kv_store.dram", "did you mean 8GB?"),
+        ({"dram": "0B"}, "kv_store.dram", "must be above 0"),
+        ({"dram": "1GiB", "policy": "clock"}, "kv_store.policy", "s3-fifo"),
+        ({"dram": "1GiB", "nvme": {"path": "x"}}, "kv_store.nvme", "size"),
+        ({"dram": "1GiB", "quota": {}}, "kv_store.quota", "quotas"),
+        ({"dram": "1GiB", "quotas": {"../x": "1GiB"}}, "kv_store.quotas", "../x"),
     ],
 )
 def test_mistakes_are_named_with_their_place(
@@ -87,7 +87,22 @@ def test_mistakes_are_named_with_their_place(
     assert message in said
 
 
+def test_sites_on_machines_of_their_own_have_folders_of_their_own(tmp_path: Path) -> None:
+    kept = {"dram": "1GiB", "nvme": {"path": "/blocks", "size": "1GB"}}
+    path = written(tmp_path, a=kept)
+    yaml = YAML()
+    content = yaml.load(path)
+    content["sites"]["far"] = content["sites"]["hami"]
+    content["links"] = [{"between": ["hami", "far"], "delay": "1ms", "bandwidth": "1Gbps"}]
+    yaml.dump(content, path)
+    with pytest.raises(TopologyError, match=r"hami\.a keeps its blocks there already"):
+        load_topology(path)
+    content["sites"]["far"] = content["sites"]["hami"] | {"launch": "agent"}
+    yaml.dump(content, path)
+    assert load_topology(path).sites["far"].pools["a"].kv_store is not None
+
+
 def test_two_pools_cannot_keep_their_blocks_in_one_folder(tmp_path: Path) -> None:
     kept = {"dram": "1GiB", "nvme": {"path": "blocks", "size": "1GB"}}
     (said,) = mistakes(tmp_path, a=kept, b=kept)
-    assert "sites.hami.pools.b.kv_pool.nvme.path: hami.a keeps its blocks there already" in said
+    assert "sites.hami.pools.b.kv_store.nvme.path: hami.a keeps its blocks there already" in said

@@ -1,0 +1,1 @@
+"""Whether the running service keeps its promises: under faults, under too much load, for long."""

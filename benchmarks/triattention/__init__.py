@@ -1,0 +1,1 @@
+"""What keeping the keys that TriAttention names costs and gains, on the default model."""

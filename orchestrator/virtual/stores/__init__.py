@@ -1,0 +1,1 @@
+"""Sites' stores of KV blocks in virtual time: the real tiers and decisions, another clock."""

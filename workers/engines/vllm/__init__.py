@@ -1,0 +1,1 @@
+"""The vLLM engine: a vLLM server computes, a pool in shared memory holds the KV."""

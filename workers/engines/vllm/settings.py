@@ -1,0 +1,15 @@
+"""How a worker comes by its vLLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """Started with `python`, `args` and `env`; or one at the url `attach`, with its `pools`."""
+
+    python: str | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    attach: str | None = None
+    pools: str | None = None

@@ -1,0 +1,1 @@
+"""Which tokens of a sequence are kept: budgets, policies, scores."""
