@@ -240,7 +240,7 @@ async def _hold_agents(deployment: Deployment, victims: dict[str, str]) -> None:
 
 async def _kill_node(deployment: Deployment, victims: dict[str, str]) -> None:
     """The Ray node of the site where main is, and with it what runs there."""
-    (node,) = deployment.processes("ray.scripts", "start", f"site={SHENZHEN}")
+    (node,) = deployment.processes("ray_node", "start", f"site={SHENZHEN}")
     (raylet,) = (child for child in node.children() if child.name() == "raylet")
     raylet.kill()
 

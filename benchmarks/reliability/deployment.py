@@ -112,7 +112,7 @@ def serving_with_secret(
     secret = secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "reliability.yaml")
-        YAML().dump(topology, file)
+        YAML(typ="safe").dump(topology, file)
         with serving(file, tell=tell, environment={**environment, SECRET_ENV: secret}) as served:
             yield served, secret
 

@@ -25,7 +25,8 @@ PACKAGES = (
 # Of other people's variables only those that change what we do; of ours only that they are set.
 VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "RAY_ADDRESS")
 OURS = "PDD_"
-PRIVATE = frozenset({"security", "host", "otlp"})  # keys of a topology
+# Keys of a topology; a vLLM's arguments and environment may hold keys to anything.
+PRIVATE = frozenset({"security", "host", "otlp", "cors", "attach", "args", "env"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import shutil
-import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from orchestrator.live.directory import Directory
 from orchestrator.live.http import base_url, reason, site_client
 from orchestrator.live.processes import LaunchFailed, end_process
 from orchestrator.live.ray_cluster import PORTS as RAY_PORTS
-from orchestrator.live.ray_cluster import TWO_NODES_HOST, RayCluster
+from orchestrator.live.ray_cluster import RayCluster
 from orchestrator.live.site_workers import (
     AS_POOLED,
     HOST,
@@ -317,11 +316,8 @@ class Deployment:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Distinct ports that nobody listens on now, on the hosts used here."""
+    """Distinct ports that nobody listens on now."""
     ports: set[int] = set()
     while len(ports) < count:
-        port = free_port(HOST, ports)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((TWO_NODES_HOST, port))
-            ports.add(port)
+        ports.add(free_port(HOST, ports))
     return list(ports)

@@ -18,11 +18,9 @@ from orchestrator.live.agent import SiteSpec
 from orchestrator.live.processes import ROOT, LaunchFailed, end_process
 from workers.service.config import SECRET_ENV
 
-# Ray turns 127.0.0.1 into an address that others can reach, unless it is told that there will be
-# no second node: then all its ports are on the loopback only. This one it leaves as it is.
-TWO_NODES_HOST = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
-ONE_NODE_HOST = "127.0.0.1"
-NO_SECOND_NODE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# Ray and all that it starts listen on the loopback only; for several nodes see `ray_node`.
+NODES_HOST = "127.0.0.1"
+ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 WORKERS_PER_CPU = 10  # as many as `ray_site.WORKER_CPUS` lets into one of Ray's CPUs
 HELPER = "helper"
@@ -70,7 +68,6 @@ class RayCluster:
         self._scratch, self._logs = scratch, logs
         self._tell = tell
         self._joined = joined
-        self._host = ONE_NODE_HOST if len(specs) == 1 else TWO_NODES_HOST
         self._port, self._dashboard, self._client = (next(ports) for _ in range(PORTS))
         self._environment = self._make_environment(secret)
         self._supervisor: asyncio.subprocess.Process | None = None
@@ -180,9 +177,9 @@ class RayCluster:
         spec = self._specs[site]
         cpus = -(-(len(spec.workers) + len(spec.stores)) // WORKERS_PER_CPU) or 1
         argv = [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+            *(sys.executable, "-m", "orchestrator.live.ray_node", "start", "--block"),
             *(self._as_head() if site == self._head else ("--address", self._address)),
-            *("--node-ip-address", self._host, "--temp-dir", str(self._scratch / "ray")),
+            *("--node-ip-address", NODES_HOST, "--temp-dir", str(self._scratch / "ray")),
             *("--labels", f"site={site}", "--num-cpus", str(cpus), "--num-gpus", "0"),
             *("--object-store-memory", str(OBJECT_STORE_BYTES)),
             *("--min-worker-port", "0", "--max-worker-port", "0"),
@@ -258,7 +255,7 @@ class RayCluster:
 
     @property
     def _address(self) -> str:
-        return self._joined or f"{self._host}:{self._port}"
+        return self._joined or f"{NODES_HOST}:{self._port}"
 
     def _make_environment(self, secret: str) -> dict[str, str]:
         path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -279,7 +276,7 @@ class RayCluster:
             "RAY_gcs_rpc_server_reconnect_timeout_s": f"{HEADLESS_S:.0f}",
             # Two nodes on one machine would each count the other's memory as their own.
             "RAY_memory_monitor_refresh_ms": "0",
-            **(NO_SECOND_NODE if len(self._specs) == 1 else {}),
+            **ON_LOOPBACK,
         }
 
 

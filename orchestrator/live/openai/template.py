@@ -2,14 +2,18 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from jinja2 import Template, TemplateError, meta, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from orchestrator.live.openai.errors import ApiError, scrub
 from orchestrator.live.openai.service import Tokenizer
@@ -17,6 +21,8 @@ from orchestrator.live.openai.tools.told import told_in_words
 
 RENDER_SECONDS = 5.0
 RENDER_CHARS = 16 << 20
+POWER_BITS = 1 << 16
+_UNTIL: ContextVar[float] = ContextVar("until")  # when the rendering under way must be done
 
 
 class _Generation(Extension):
@@ -27,6 +33,86 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's, in which nothing runs for ever and nothing grows without bounds.
+
+    Jinja bounds what a template may reach and how long a range is; loops inside loops, macros that
+    call themselves, and texts put together again and again are bounded here.
+    """
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        bounded: nodes.Template = _Bounds().visit(tree)
+        return bounded
+
+    def tick(self) -> None:
+        """At every turn of a loop and every call. Raises TemplateError when time is up."""
+        if time.monotonic() > _UNTIL.get():
+            raise TemplateError(f"it takes longer than {RENDER_SECONDS:g} s")
+
+    def bounded(self, made: Any) -> Any:
+        """What was put together, if it is not too large."""
+        if isinstance(made, Sized) and len(made) > RENDER_CHARS:
+            raise SecurityError(f"a value longer than {RENDER_CHARS}")
+        return made
+
+    def call(self, context: Context, called: Any, /, *args: Any, **named: Any) -> Any:
+        self.tick()
+        for given in (*args, *named.values()):  # a width, a count
+            if type(given) is int and abs(given) > RENDER_CHARS:
+                raise SecurityError(f"a number beyond {RENDER_CHARS} in a call")
+        return super().call(context, called, *args, **named)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for many, times in ((left, right), (right, left)):
+                if (
+                    isinstance(many, Sized)
+                    and isinstance(times, int)
+                    and len(many) * times > RENDER_CHARS
+                ):
+                    raise SecurityError(f"a value longer than {RENDER_CHARS}")
+        numbers = isinstance(left, int) and isinstance(right, int)
+        if operator == "**" and numbers and left.bit_length() * right > POWER_BITS:
+            raise SecurityError(f"a number of more than {POWER_BITS} bits")
+        return self.bounded(super().call_binop(context, operator, left, right))
+
+
+class _Bounds(NodeTransformer):
+    """Lets every turn of a loop and every macro look at the clock, and every text at its size."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802  as jinja names it
+        node.body.insert(0, nodes.ExprStmt(_call("tick")))
+        return self.generic_visit(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802  as jinja names it
+        node.body.insert(0, nodes.ExprStmt(_call("tick")))
+        return self.generic_visit(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802  as jinja names it
+        return _call("bounded", self.generic_visit(node))
+
+
+def _call(verb: str, *given: nodes.Node) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(verb), list(given), [], None, None)
+
+
+# What rendering may end with: jinja's own, and what an expression of Python's may.
+_REFUSALS = (
+    TemplateError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class _Template(NamedTuple):
@@ -74,6 +160,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         until = time.monotonic() + RENDER_SECONDS
+        before = _UNTIL.set(until)
         pieces: list[str] = []
         size = 0
         try:
@@ -82,12 +169,14 @@ class ChatTemplate:
                 size += len(piece)
                 if size > RENDER_CHARS or time.monotonic() > until:
                     raise TemplateError("the rendered prompt is too large")
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except _REFUSALS as error:
             raise ApiError(
                 400,
                 f"messages: the model's chat template refuses them: {scrub(str(error))}",
                 param="messages",
             ) from error
+        finally:
+            _UNTIL.reset(before)
         return "".join(pieces)
 
 
@@ -99,11 +188,9 @@ def _compiled(source: str | None) -> _Template | None:
     return _Template(environment.from_string(source), "tools" in names)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment() -> _Sandbox:
     """What templates written for transformers expect to find."""
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+    env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     env.filters["tojson"] = _tojson
     env.globals["raise_exception"] = _raise_exception
     env.globals["strftime_now"] = _strftime_now

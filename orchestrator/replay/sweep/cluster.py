@@ -13,8 +13,7 @@ import psutil
 
 OBJECT_STORE_BYTES = 100 * 2**20  # cells and figures are small; Ray wants at least 75 MiB
 AHEAD = 2  # cells that wait for each core, so that none is idle
-# Ray takes 127.0.0.1 for "find out my own address" and would listen to the network.
-HOST = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
+HOST = "127.0.0.1"
 STARTS = 3  # of Ray, until it is given up
 KILLED_S = 10.0  # for what a start has left behind to be gone
 
@@ -92,6 +91,9 @@ def local_cluster(jobs: int) -> Iterator[Cluster]:
         # Ray reads these once, when it is imported. Nobody else may use the cluster.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        # There is no second node. Else Ray takes 127.0.0.1 for "find out my own address", and with
+        # any other of the loopback's it listens on all of the machine's.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     # Only here: it takes a second, and most commands do not need it.
     ray = importlib.import_module("ray")
     if ray.is_initialized():

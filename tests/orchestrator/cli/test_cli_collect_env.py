@@ -10,8 +10,12 @@ from orchestrator.cli.main import run
 
 TOPOLOGY = """\
 model: /models/secret-project
-sites: {hami: {pools: {all: {chip: cpu}}}}
-gateway: {site: hami, host: 10.1.2.3}
+sites:
+  hami:
+    pools:
+      all: {chip: cpu, engine: vllm, vllm: {python: p, args: [--api-key=abc], env: {TOKEN: hf_abc}}}
+      far: {chip: cpu, engine: vllm, vllm: {attach: "http://me:pass@gpu7:8000", pools: pp}}
+gateway: {site: hami, host: 10.1.2.3, cors: [me.example]}
 security: {api_keys_file: keys.txt, tenants: {acme: {}}}
 telemetry: {otlp: "http://me:pass@collector:4318/v1/traces"}
 """
@@ -40,6 +44,6 @@ def test_nothing_private_is_told(
         assert "hami" in told
         for private in (
             *("hidden", "10.1.2.3", "acme", "keys.txt", "secret-project", str(tmp_path)),
-            *("pass", "collector"),
+            *("pass", "collector", "abc", "gpu7", "me.example"),
         ):
             assert private not in told

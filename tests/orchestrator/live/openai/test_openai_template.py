@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.live.openai import template
 from orchestrator.live.openai.errors import ApiError
 from orchestrator.live.openai.template import ChatTemplate
 
@@ -49,6 +50,25 @@ def test_what_templates_expect_to_find():
         ("{{ messages[0].content + 1 }}", "messages"),
         ("{{ range(1000000) | list }}", "messages"),
         ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "too large"),
+        ("{{ cycler.__init__.__globals__.os.system('true') }}", "messages"),
+        ("{{ self._TemplateReference__context.environment }}", "messages"),
+        ("{{ raise_exception.__globals__['_UNTIL'] }}", "messages"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "messages"),
+        ("{% include '/etc/passwd' %}", "messages"),
+        ("{{ 'x' * 99999999 }}", "longer than"),
+        ("{{ 99999999 * 'x' }}", "longer than"),
+        ("{{ 9 ** 999999 }}", "bits"),
+        ("{{ 'x'.ljust(999999999) }}", "in a call"),
+        (
+            "{% set ns = namespace(x='x') %}{% for i in range(60) %}"
+            "{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+            "longer than",
+        ),
+        (
+            "{% set ns = namespace(x='x') %}{% for i in range(60) %}"
+            "{% set ns.x = ns.x + ns.x %}{% endfor %}",
+            "longer than",
+        ),
     ],
 )
 def test_what_a_template_refuses_or_may_not_do_is_a_400(source, told):
@@ -57,6 +77,42 @@ def test_what_a_template_refuses_or_may_not_do_is_a_400(source, told):
     assert caught.value.status == 400
     assert caught.value.param == "messages"
     assert told in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ lipsum.__globals__ }}",
+        "{{ messages | attr('__class__') }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ raise_exception.__code__ }}",
+        "{{ messages.__reduce__ }}",
+    ],
+)
+def test_what_a_template_may_not_reach_is_not_there(source):
+    assert render(source) == ""
+
+
+ROUND = "{% for i in range(99999) %}"
+ROUNDS = f"{ROUND * 4}{'{% endfor %}' * 4}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ROUNDS,
+        f"{{% macro m() %}}{ROUNDS}{{% endmacro %}}{{{{ m() }}}}",
+        "{% for i in range(99999) recursive %}{{ loop(range(99999)) if not loop.depth0 > 3 }}"
+        "{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ m(60) }}",
+    ],
+)
+def test_a_template_that_says_nothing_for_ever_is_stopped(source, monkeypatch):
+    """No piece of it ever comes, so nobody but the template itself can look at the clock."""
+    monkeypatch.setattr(template, "RENDER_SECONDS", 0.05)
+    with pytest.raises(ApiError, match=r"longer than 0\.05 s"):
+        render(source)
 
 
 @pytest.mark.parametrize("source", [None, "", {}, {"tool_use": "t"}])

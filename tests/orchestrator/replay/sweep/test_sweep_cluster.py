@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator.replay.scenario.load import load_scenario
@@ -52,6 +53,17 @@ def test_each_is_computed_once(cluster: Cluster) -> None:
     found: dict[int, int] = {}
     cluster.compute(range(20), squared, found.__setitem__)
     assert found == {number: number * number for number in range(20)}
+
+
+def test_it_listens_on_the_loopback_only(cluster: Cluster) -> None:
+    me = psutil.Process()
+    there = {
+        connection.laddr.ip.removeprefix("::ffff:")
+        for process in [me, *me.children(recursive=True)]
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert there == {"127.0.0.1"}
 
 
 def test_what_fails_says_which_and_why(cluster: Cluster) -> None:
