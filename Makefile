@@ -42,8 +42,9 @@ $(READY): pyproject.toml constraints.txt
 serve: venv
 	@exec $(BIN)/pdd serve $(TOPOLOGY) $(ARGS)
 
+# Two at a time, each file in one process: most of them wait for sockets and clocks.
 test: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # The core as C extension modules, for replays and gateways that are to be fast; the same results.
 # Minutes, and a C compiler. A source that changes afterwards: all is interpreted again, and says so.
