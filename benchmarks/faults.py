@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
+from orchestrator.children import end_with_parent
 from orchestrator.errors import UserError
 from orchestrator.state.actions import Finish
 from orchestrator.topology.mistakes import unknown
@@ -139,7 +140,7 @@ def _spread(scenario: Scenario, tasks: Sequence[range], faults: bool, jobs: int)
     if jobs <= 1:
         yield from (live(scenario, task, faults) for task in tasks)
         return
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(jobs, initializer=end_with_parent) as pool:
         yield from pool.map(live, repeat(scenario), tasks, repeat(faults))
 
 

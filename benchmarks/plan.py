@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.plan_cases import Case, large, small
+from orchestrator.children import end_with_parent
 from orchestrator.plan.assignment import Assignment, posts_of
 from orchestrator.plan.explain import explain
 from orchestrator.plan.problem import Problem
@@ -50,7 +51,7 @@ def run(*, only: str | None = None, jobs: int | None = None, tell: Tell) -> dict
     """
     cases = [case for case in small() if only is None or only in case.name]
     jobs = min(jobs or os.cpu_count() or 1, max(1, len(cases)))
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), end_with_parent) as pool:
         found = []
         for result in pool.map(measure, cases):
             tell(

@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks import driver
 from benchmarks.machine import machine
 from compiled.finder import is_compiled
+from orchestrator.children import end_with_parent
 from orchestrator.replay.driver import Replay
 from orchestrator.replay.outcome import Outcome
 from orchestrator.replay.prompt import Prompt
@@ -75,7 +76,7 @@ def run(
 
 def _apart(workload: Workload, caches: bool) -> dict[str, Any]:
     """In a new process, whose memory is the replay's."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with multiprocessing.get_context("spawn").Pool(1, end_with_parent) as pool:
         return pool.apply(measure, (workload, caches))
 
 

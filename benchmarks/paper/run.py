@@ -10,6 +10,7 @@ from benchmarks.paper import account
 from benchmarks.paper.waits import SCENARIO, Case, Waits, prefills, reduction, wait
 from benchmarks.paper.worth import RATIOS, Worth, cost_per_h, deployments, worth
 from benchmarks.paper.worth import SCENARIO as WORTH_SCENARIO
+from orchestrator.children import end_with_parent
 from orchestrator.replay.scenario.load import load_scenario
 
 FEWER = (10,)  # prefill instances, to see what they decide
@@ -33,7 +34,7 @@ def run(*, requests: int | None, jobs: int, tell: Tell = lambda line: None) -> d
             for policy in ("direct", "relay")
         ),
     ]
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), end_with_parent) as pool:
         told: dict[Future[Any], str] = {}
         searches, waits = [], []
         for name in (two_sites, *one_site):  # the longest come first

@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import SynchronizedArray
 
+from orchestrator.children import end_with_parent
 from orchestrator.replay.report.metrics import Run
 from orchestrator.replay.scenario.run import play
 from orchestrator.replay.scenario.schema import Compared, Scenario
@@ -92,6 +93,7 @@ def _join(counts: "SynchronizedArray[int]") -> None:
     global _counts
     _counts = counts
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
 
 
 def _play(scenario: Scenario, policy: Compared, workload: Workload, place: int) -> Run:

@@ -6,10 +6,13 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from orchestrator.cli.main import run
@@ -133,12 +136,12 @@ def test_mistakes(
     assert line in told.err
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_interrupted(file: Path, jobs: int) -> None:
-    command = [sys.executable, "-m", "orchestrator.cli.main", "replay", str(file)]
+@contextmanager
+def endless(file: Path, jobs: int) -> Iterator[subprocess.Popen[str]]:
+    """A replay whose bar is there, and which would go on for an hour."""
     file.write_text(SMALL.replace("count: 30", "count: 10000000"))
     process = subprocess.Popen(
-        [*command, "--jobs", str(jobs)],
+        [sys.executable, "-m", "orchestrator.cli.main", "replay", str(file), "--jobs", str(jobs)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -148,12 +151,31 @@ def test_interrupted(file: Path, jobs: int) -> None:
     try:
         assert process.stderr is not None
         shown = ""
-        while "of 10000000" not in shown:  # the bar is there
+        while "of 10000000" not in shown:
             shown += process.stderr.read(1)
             assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        yield process
     finally:
         process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_interrupted(file: Path, jobs: int) -> None:
+    with endless(file, jobs) as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
+
+
+def test_killed(file: Path) -> None:
+    """Its processes end as well."""
+    with endless(file, jobs=2) as process:
+        found = psutil.Process(process.pid)
+        while len(children := found.children()) < 2:
+            assert process.poll() is None
+    _, left = psutil.wait_procs(children, timeout=60)
+    for child in left:
+        child.kill()
+    assert left == []
