@@ -119,7 +119,7 @@ def tokens(service: Service) -> str:
 def tools_and_formats(service: Service) -> str:
     called = chat(service, tools=[TOOL], tool_choice="required", max_tokens=200).json
     (choice,) = called["choices"]
-    assert choice["finish_reason"] == "tool_calls"
+    assert choice["finish_reason"] == "tool_calls", choice
     is_weather(choice["message"]["tool_calls"][0]["function"]["arguments"])
     form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
     held = chat(service, response_format=form, max_tokens=200).json

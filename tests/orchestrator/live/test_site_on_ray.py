@@ -161,6 +161,7 @@ def test_a_site_joins_a_cluster_is_adopted_follows_its_file_and_leaves(
     first.end(signal.SIGKILL)
     second = Site(file, ray, environment)
     second.says('"ready"')
+    until(lambda: gateway.worker("hami/p/0")["state"] == "up", "the other agent has heard it")
     assert pid(gateway.worker("hami/p/0")) == before, "another agent adopted it"
     file.write_text(topology(gateway.port, ports, 2))
     second.process.send_signal(signal.SIGHUP)
