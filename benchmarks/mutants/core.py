@@ -385,7 +385,7 @@ CORE = (
         "12",
         "the KV of the law is not sent",
         L + "context",
-        ("stop=prompt + target.cover,", "stop=prompt,"),
+        ("stop=stop,", "stop=prompt,"),
     ),
     # ------------------------------------------------ 13: deadlines
     broken("13", "no deadline for prefill", L + "deadlines", ("+ limits.prefill,", "+ 1e9,")),

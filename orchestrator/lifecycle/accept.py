@@ -32,7 +32,9 @@ def take_run(ctx: Context, req: Request, leg: Leg, run: TokenRun, now: float) ->
         leg.clock.note(run.index, end, now)
     _judge(ctx, req, leg, run, now)
     if own and leg.role is PREFILL and len(req.law.ids) > leg.base:
-        leg.produced = True  # from now on it only holds KV
+        if not leg.produced:
+            leg.produced = True  # from now on it only holds KV
+            ctx.settle(req, leg)
         ctx.free_slot(leg)
     if req.parks:
         recheck(ctx, req, now)

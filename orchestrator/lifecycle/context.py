@@ -100,6 +100,8 @@ class Context:
         target.source = source.epoch
         target.source_at, target.source_site = now, source.site
         prompt = req.prompt
+        stop = prompt + target.cover
+        left = self.world.workers[source.worker].leaves(stop, source.gone)
         self.send(
             source.worker,
             SendKV(
@@ -108,17 +110,21 @@ class Context:
                 to_worker=target.worker,
                 to_epoch=target.epoch,
                 start=0,
-                stop=prompt + target.cover,
+                stop=stop,
                 codec=self.config.codec,
                 weight=req.spec.weight,
             ),
         )
         link = self.world.link(source.site, target.site)
-        if link is not None and source.site != target.site:
+        crosses = link is not None and source.site != target.site
+        if not crosses and left == stop:
+            return
+        lacking = stop - self.prefixes.hits(req.prefix, (target.worker,)).get(target.worker, 0)
+        sent = lacking * left // stop
+        target.gone = lacking - sent
+        if link is not None and crosses:
             per_token = self.world.workers[target.worker].up.kv_bytes_per_token
-            hits = self.prefixes.hits(req.prefix, (target.worker,))
-            nbytes = (prompt + target.cover - hits.get(target.worker, 0)) * per_token
-            link.enqueue(target.key, Transfer(source.worker, nbytes, now))
+            link.enqueue(target.key, Transfer(source.worker, sent * per_token, now))
             target.queued_on += (link,)
 
     def stop_leg(self, req: Request, leg: Leg) -> None:
@@ -147,6 +153,12 @@ class Context:
         for link in leg.queued_on:
             link.unqueue(leg.key)
         leg.queued_on = ()
+
+    def settle(self, req: Request, leg: Leg) -> None:
+        """All of a leg's prompt is computed or here: its worker keeps what it keeps of it."""
+        view = self.world.workers.get(leg.worker)
+        if view is not None and view.settle(leg.key, req.prompt, leg.gone):
+            self.room_made = True
 
     def free_slot(self, leg: Leg) -> None:
         """The leg only keeps its KV from now on: its slot is somebody else's."""

@@ -97,6 +97,7 @@ class Leg:
     source: int | None = None
     source_at: float | None = None  # when the KV could begin to move
     source_site: str | None = None  # and from where, also when that leg has ended
+    gone: int = 0  # tokens of its prompt that its source has not kept
     landed_at: float | None = None
     first_at: float | None = None  # its first accepted token, which has this index
     first_index: int | None = None

@@ -47,7 +47,9 @@ def _landed(ctx: Context, req: Request, leg: Leg, message: Landed, now: float) -
 def _has_landed(ctx: Context, req: Request, leg: Leg, now: float) -> None:
     leg.landed_at = now
     ctx.unqueue(leg)
-    ctx.prefixes.note(leg.worker, req.prefix)
+    ctx.settle(req, leg)
+    if not leg.gone:  # what lacks tokens is nobody's prefix
+        ctx.prefixes.note(leg.worker, req.prefix)
     if leg.role is not MAIN:
         return
     if req.account.landed_at is None:

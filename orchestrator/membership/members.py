@@ -196,5 +196,6 @@ class Members:
                 kv_total_tokens=hello.kv_total_tokens,
                 kv_bytes_per_token=hello.kv_bytes_per_token,
                 draining=member.draining,
+                keeps=hello.keeps,
             )
         ]

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from orchestrator.membership.standing import Standing, read_standing
+from workers.api.budget import Budget
 from workers.api.messages import Role
 from workers.api.wire import WireError
 
@@ -92,6 +93,7 @@ class Hello:
     kv_bytes_per_token: int
     block_size: int = 1  # tokens of one KV block
     fingerprint: dict[str, Any] | None = None
+    keeps: Budget | None = None  # of a sequence's KV; None: all
 
 
 def read_hello(body: Any) -> Hello:
@@ -108,8 +110,9 @@ def read_hello(body: Any) -> Hello:
             kv_bytes_per_token=body["kv_bytes_per_token"],
             block_size=info.get("block_size", 1),
             fingerprint=info.get("fingerprint"),
+            keeps=None if body.get("keeps") is None else Budget(**body["keeps"]),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"not a hello: {type(error).__name__} {error}") from error
     sizes = (hello.max_context, hello.kv_total_tokens, hello.block_size)
     numbers = (hello.pid, hello.slots, *sizes)

@@ -272,7 +272,8 @@ def _transfer_s(ask: Ask, world: World, prefill: _Prefill, m: WorkerView) -> flo
     if p is m:
         return 0.0
     missing = ask.tokens - min(ask.hits.get(m.name, 0), ask.tokens)
-    nbytes = missing * m.up.kv_bytes_per_token
+    kept = p.leaves(ask.tokens)
+    nbytes = missing * m.up.kv_bytes_per_token * kept / ask.tokens
     link, now = world.link(p.site, m.site), world.now
     if link is None:  # they are in one site
         sending_s, delay_s = nbytes / world.inside_bytes_per_s(p.site), SAME_SITE_RTT_S / 2
@@ -282,8 +283,10 @@ def _transfer_s(ask: Ask, world: World, prefill: _Prefill, m: WorkerView) -> flo
         sending_s = max(0.0, link.waiting_bytes(now) / goodput - prefill.turn_s)
         sending_s += link.wire_bytes(nbytes) / goodput
         delay_s = link.rtt_s(now) / 2
-    # Streaming starts with the first chunk, so the wire works while prefill still runs.
-    return max(0.0, sending_s - prefill.prefill_s) + delay_s
+    # Streaming starts with the first chunk, so the wire works while prefill still runs; but not
+    # where it is known only at the end what is kept.
+    overlap_s = prefill.prefill_s if kept == ask.tokens else 0.0
+    return max(0.0, sending_s - overlap_s) + delay_s
 
 
 def _predict(

@@ -15,6 +15,7 @@ from math import ceil, sqrt
 from typing import NamedTuple
 
 from orchestrator.replay.leg import ModelLeg
+from workers.api.budget import Budget
 from workers.costs import Costs, DecodeLine
 
 # A boundary that is missed by less than this part of a step was met.
@@ -42,8 +43,10 @@ class Batch:
     A leg's context is `offset` + clock + prompt: no leg is touched while the clock runs.
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: Costs, keeps: Budget | None = None) -> None:
         self.clock = 0
+        self._keeps = keeps
+        self._thinning: list[tuple[int, int, ModelLeg]] = []
         self.size = 0
         self.context = 0  # tokens, of all legs together
         self._costs = costs
@@ -59,8 +62,10 @@ class Batch:
         leg.offset = leg.own - self.clock
         self.size += 1
         self._now = None
-        self.context += leg.prompt + leg.own
+        self.context += leg.prompt + leg.own - leg.gone
         self.aim(leg, goal)
+        if self._keeps is not None:
+            self._watch(leg, self._keeps)
 
     def aim(self, leg: ModelLeg, goal: int) -> None:
         """A leg that decodes has another goal."""
@@ -72,18 +77,19 @@ class Batch:
         """A leg decodes no longer; all its tokens but the last have KV."""
         leg.own = leg.offset + self.clock
         leg.computed = leg.prompt + leg.own - 1
-        leg.leaves_at = None
+        leg.leaves_at = leg.thins_at = None
         self.size -= 1
         self._now = None
-        self.context -= leg.prompt + leg.own
+        self.context -= leg.prompt + leg.own - leg.gone
 
     def next_leaving(self) -> int | None:
-        """Steps until the first leg reaches its goal; None: there is no leg."""
+        """Steps until the first leg reaches its goal or loses tokens; None: there is no leg."""
+        thins_at = self._next_thinning()
         leaving = self._leaving
         while leaving:
             at, _, leg = leaving[0]
             if leg.leaves_at == at:
-                return at - self.clock
+                return (at if thins_at is None or at < thins_at else thins_at) - self.clock
             heapq.heappop(leaving)
         return None
 
@@ -91,6 +97,8 @@ class Batch:
         """Every leg decodes so many tokens; those that reach their goal leave."""
         clock = self.clock = self.clock + steps
         self.context += steps * self.size
+        if self._thinning:
+            self._thin()
         left = []
         leaving = self._leaving
         while leaving and leaving[0][0] <= clock:
@@ -99,6 +107,52 @@ class Batch:
                 self.leave(leg)
                 left.append(leg)
         return left
+
+    # ------------------------------------------------------------ tokens that are not kept
+
+    def _watch(self, leg: ModelLeg, keeps: Budget) -> None:
+        """Find the step after which as many of a leg's tokens are to go as go at a time."""
+        computed = leg.prompt + leg.offset + self.clock - 1
+        most = leg.end - leg.offset - self.clock
+
+        def goes(steps: int) -> bool:
+            live = computed + steps - leg.gone
+            return keeps.left(live, computed + steps, leg.prompt) < live
+
+        low, high = 1, keeps.slack
+        while high < most and not goes(high):
+            low, high = high + 1, 2 * high
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if goes(middle) else (middle + 1, high)
+        leg.thins_at = self.clock + low if low <= most and goes(low) else None
+        if leg.thins_at is not None:
+            self._order += 1
+            heapq.heappush(self._thinning, (leg.thins_at, self._order, leg))
+
+    def _next_thinning(self) -> int | None:
+        thinning = self._thinning
+        while thinning:
+            at, _, leg = thinning[0]
+            if leg.thins_at == at:
+                return at
+            heapq.heappop(thinning)
+        return None
+
+    def _thin(self) -> None:
+        """Tokens of the legs whose time it is die; what they take of memory stays as it was."""
+        keeps = self._keeps
+        assert keeps is not None, "somebody is to lose tokens"
+        while (at := self._next_thinning()) is not None and at <= self.clock:
+            leg = heapq.heappop(self._thinning)[2]
+            computed = leg.prompt + leg.offset + self.clock - 1
+            live = computed - leg.gone
+            dead = live - keeps.left(live, computed, leg.prompt)
+            leg.gone += dead
+            self.context -= dead
+            self._watch(leg, keeps)
+            if leg.goal - leg.offset != leg.leaves_at:
+                self.aim(leg, leg.goal)  # there is room for as many more
 
     # ------------------------------------------------------------ how long it takes
 

@@ -13,6 +13,7 @@ from orchestrator.replay.handing import Handing
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.lines.line import Line, Transfer
 from orchestrator.replay.lines.model import LineModel, Sharing
+from orchestrator.replay.lines.ramp import Ramp
 from orchestrator.replay.outcome import Outcome, Use
 from orchestrator.replay.prompt import PromptNames
 from orchestrator.replay.replanning import Replanner
@@ -241,6 +242,7 @@ class Replay:
                 max_context=spec.max_context,
                 kv_total_tokens=worker.memory.free_tokens,
                 kv_bytes_per_token=spec.kv_bytes_per_token,
+                keeps=spec.keeps,
             )
         )
         load = worker.load()
@@ -395,23 +397,33 @@ class Replay:
         """A leg has all the KV that another wants, who was offered it at `at`."""
         target = send.request, send.to_epoch
         to = self.workers[send.to_worker]
+        left = send.stop - leg.gone
         if to is worker:
-            self.schedule.after(0.0, to.land, target)
+            self.schedule.after(0.0, to.land, target, leg.gone)
             return
         sites = worker.spec.site, to.spec.site
         per_token = worker.spec.kv_bytes_per_token
         answered_at = at + 2 * self._delays[sites]
         there, loaded_at = to.found(target)
         first = max(send.start, there)
+        lacking = max(0, send.stop - first)
+        sent = lacking * left // send.stop
+        since = max(answered_at, leg.began_at or 0.0, loaded_at)
+        ramp: Ramp = ()
+        if leg.gone:  # what is kept was known at the end only
+            since = max(since, self.schedule.now)
+        else:
+            ramp = leg.ramp(first, send.stop, layers=worker.spec.layers, token_bytes=per_token)
         transfer = Transfer(
             source=leg.key,
             target=target,
             to_worker=send.to_worker,
             line=self._lines[sites],
-            nbytes=max(0, send.stop - first) * per_token,
-            since=max(answered_at, leg.began_at or 0.0, loaded_at),
-            ramp=leg.ramp(first, send.stop, layers=worker.spec.layers, token_bytes=per_token),
+            nbytes=sent * per_token,
+            since=since,
+            ramp=ramp,
             weight=send.weight,
+            gone=lacking - sent,
         )
         self._moving.setdefault(send.request, []).append(transfer)
         transfer.line.send(transfer)
@@ -424,7 +436,7 @@ class Replay:
         if transfer.dropped:
             return
         self._forget(transfer)
-        self.workers[transfer.to_worker].land(transfer.target)
+        self.workers[transfer.to_worker].land(transfer.target, transfer.gone)
         outcome = self.outcomes.get(transfer.target[0])
         if outcome is not None:
             write_transfer(outcome, transfer, self.schedule.now)

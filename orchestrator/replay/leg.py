@@ -27,7 +27,9 @@ class ModelLeg:
     law: int = field(init=False)
     own: int = field(init=False)
     said: int = field(init=False)  # output tokens told to the gateway
-    computed: int = field(init=False)  # tokens with KV, while it does not decode
+    computed: int = field(init=False)  # tokens with KV or without, while it does not decode
+    gone: int = 0  # of these, tokens whose KV is not kept
+    thins_at: int | None = None  # on its batch's clock, when the next are to go
     todo: int = 0
     began_at: float | None = None  # when its first chunk was begun
     offset: int = 0
@@ -63,7 +65,7 @@ class ModelLeg:
 
     @property
     def goal(self) -> int:
-        goal = min(self.end, self.reserved - self.prompt)
+        goal = min(self.end, self.reserved - self.prompt + self.gone)
         return goal if self.pause_at is None else min(goal, max(self.pause_at, self.own))
 
     def ramp(self, first: int, stop: int, *, layers: int, token_bytes: int) -> Ramp:

@@ -63,6 +63,21 @@ class Memory:
             self.cache.hold(new)
             leg.blocks += new
 
+    def shrink(self, leg: ModelLeg, tokens: int) -> bool:
+        """A leg that has lost tokens needs room for so many only; False: it has no more than that.
+
+        What is cached of its prompt nobody holds any more.
+        """
+        cache, more = self.cache, leg.reserved - tokens
+        if leg.blocks and cache is not None:
+            cache.release(leg.blocks)
+            leg.blocks = ()
+        if more <= 0:
+            return False
+        self.free_tokens += more
+        leg.reserved = tokens
+        return True
+
     def grow(self, leg: ModelLeg) -> bool:
         """One block more for a leg; False: there is none."""
         if self.free_tokens < BLOCK:

@@ -7,6 +7,7 @@ from orchestrator.replay.faults import Fault
 from orchestrator.replay.lines.model import CodecModel, Congestion, LineModel, Sharing
 from orchestrator.replay.stores.tiers import StoreSpec
 from orchestrator.state.config import CoreConfig
+from workers.api.budget import Budget
 from workers.api.messages import Role
 from workers.costs import Costs
 
@@ -18,7 +19,8 @@ class ModelSpec:
     """One modelled worker, named site/pool/number. `chunk_tokens`: prompt tokens per step.
 
     `shared_budget`: each sequence that decodes leaves a step one token less for prompts. `layers`:
-    a prompt's KV is handed over in so many parts of each chunk, as they are computed.
+    a prompt's KV is handed over in so many parts of each chunk, as they are computed. `keeps`: how
+    much of a sequence's KV; None: all.
     """
 
     name: str
@@ -32,6 +34,7 @@ class ModelSpec:
     chunk_tokens: int = 2048
     shared_budget: bool = False
     layers: int = 1
+    keeps: Budget | None = None
 
     @property
     def pool(self) -> str:

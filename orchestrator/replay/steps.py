@@ -22,7 +22,7 @@ class Steps:
         schedule: Schedule,
         ended: Callable[[list[ModelLeg], list[ModelLeg]], None],
     ) -> None:
-        self.batch = Batch(spec.costs)
+        self.batch = Batch(spec.costs, spec.keeps)
         self.queue: deque[ModelLeg] = deque()  # legs with something to compute, as they came
         self.running = False
         self.chunk = NO_CHUNK  # what is prefilled in each step that runs
@@ -108,7 +108,7 @@ class Steps:
             if leg.began_at is None:
                 leg.began_at = self._schedule.now
             tokens = min(leg.todo, room)
-            seconds += spec.costs.chunk_s(tokens, leg.prompt + leg.own - leg.todo)
+            seconds += spec.costs.chunk_s(tokens, leg.prompt + leg.own - leg.todo - leg.gone)
             self._chunks.append((leg, tokens))
             room -= tokens
             if not room:
@@ -116,7 +116,7 @@ class Steps:
         if len(self._chunks) > 1 or room:
             return ChunkCost(seconds, tokens=sum(tokens for _, tokens in self._chunks)), 1
         leg, tokens = self._chunks[0]
-        done = leg.prompt + leg.own - leg.todo
+        done = leg.prompt + leg.own - leg.todo - leg.gone
         growth_s = spec.costs.chunk_s(tokens, done + tokens) - seconds
         return ChunkCost(seconds, growth_s, tokens), max(1, (leg.todo - 1) // tokens)
 

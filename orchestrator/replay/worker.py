@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.lifecycle.request import NEAR_HANDOFF
 from orchestrator.replay.batch import NO_CHUNK
 from orchestrator.replay.leg import LegKey, ModelLeg
-from orchestrator.replay.memory import Memory, in_blocks
+from orchestrator.replay.memory import BLOCK, Memory, in_blocks
 from orchestrator.replay.setup import ModelSpec
 from orchestrator.replay.steps import Steps
 from orchestrator.replay.stores.site import PoolStores
@@ -79,7 +79,7 @@ class ModelWorker:
         self._queue = self._steps.queue
         self._voice = Voice(schedule, self._batch, report_s=report_s, every_step=every_step)
         self._starved: dict[LegKey, ModelLeg] = {}
-        self._landed_early: dict[LegKey, float] = {}
+        self._landed_early: dict[LegKey, tuple[float, int]] = {}
         self._inbox: list[tuple[Row, ModelLeg, Any]] = []  # what waits for the step's end
 
     def die(self) -> None:
@@ -114,22 +114,22 @@ class ModelWorker:
                 _ROWS[type(message)](self, leg, message)
         self._go_on()
 
-    def land(self, key: LegKey) -> None:
-        """All the KV that a leg imports is here."""
+    def land(self, key: LegKey, gone: int = 0) -> None:
+        """All the KV that a leg imports is here, but for `gone` tokens that nobody has kept."""
         if self.dead:
             return
         leg = self.legs.get(key)
         if leg is not None:
-            self._land(leg)
+            self._land(leg, gone)
             self._go_on()
             return
         now = self._schedule.now
         while self._landed_early:
             oldest = next(iter(self._landed_early))
-            if self._landed_early[oldest] + PARKED_S > now:
+            if self._landed_early[oldest][0] + PARKED_S > now:
                 break
             del self._landed_early[oldest]
-        self._landed_early[key] = now
+        self._landed_early[key] = now, gone
 
     def race_before(self, key: LegKey, at: float) -> float | None:
         """A handover begins at `at`: see `race`. When to ask again; None: it races, or is gone.
@@ -216,8 +216,8 @@ class ModelWorker:
                 self._schedule.at(leg.loaded_at, self._loaded, leg)
             else:
                 self._compute(leg)
-        elif self._landed_early and self._landed_early.pop(key, None) is not None:
-            self._land(leg)
+        elif (landed := self._landed_early.pop(key, None)) is not None:
+            self._land(leg, landed[1])
 
     def _compute(self, leg: ModelLeg) -> None:
         self._queue.append(leg)
@@ -247,7 +247,8 @@ class ModelWorker:
             self._leave(leg)
         elif leg.todo and not leg.loading:
             self._queue.remove(leg)
-        if self._stores is not None and leg.landed and leg.start.role is not PREFILL:
+        whole = leg.landed and not leg.gone
+        if self._stores is not None and whole and leg.start.role is not PREFILL:
             self._stores.keep(leg)
         leg.closed = True
         del self.legs[leg.key]
@@ -255,14 +256,34 @@ class ModelWorker:
         self.memory.give_back(leg)
         if not (leg.held or leg.paused):
             self.slots_used -= 1
-        if self._starved:
-            self._starved.pop(leg.key, None)
-            for starved in list(self._starved.values()):
-                self._aim_later(starved)
+        self._starved.pop(leg.key, None)
+        self._feed_starved()
 
-    def _land(self, leg: ModelLeg) -> None:
+    def _feed_starved(self) -> None:
+        for starved in list(self._starved.values()):
+            self._aim_later(starved)
+
+    def _settle(self, leg: ModelLeg) -> None:
+        """All that is to be computed of a leg before it decodes is there: some of it may die.
+
+        A real worker lets what landed die after its first step, a step later.
+        """
+        keeps, reserve = self.spec.keeps, leg.start.reserve
+        room = reserve - leg.gone
+        if keeps is not None:
+            live = leg.computed - leg.gone
+            leg.gone += live - keeps.left(live, leg.computed, leg.prompt)
+            room = min(room, keeps.most(reserve, leg.prompt) + BLOCK)
+        room = in_blocks(max(room, leg.computed + 1 - leg.gone))
+        if leg.gone and self.memory.shrink(leg, room):
+            self._feed_starved()
+
+    def _land(self, leg: ModelLeg, gone: int) -> None:
         leg.landed = True
-        self.memory.keep(leg)
+        leg.gone = gone
+        if not gone:  # what lacks tokens is nobody's prefix
+            self.memory.keep(leg)
+        self._settle(leg)
         request, epoch = leg.key
         self._voice.up.append(Landed(request=request, epoch=epoch, covered=leg.start.cover))
         self._send_waiting(leg)
@@ -369,7 +390,7 @@ class ModelWorker:
 
     def _has_room(self, leg: ModelLeg) -> bool:
         """Whether its next token has memory, or gets some now."""
-        if leg.prompt + leg.own < leg.reserved:
+        if leg.prompt + leg.own - leg.gone < leg.reserved:
             return True
         if not self.memory.grow(leg):
             self._starved[leg.key] = leg
@@ -432,6 +453,7 @@ class ModelWorker:
             self.memory.keep(leg)
             if self._stores is not None:
                 self._stores.keep(leg)
+        self._settle(leg)
         leg.own += leg.own < leg.end
         leg.fresh = False
         self._voice.speak(leg)

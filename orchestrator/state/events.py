@@ -4,6 +4,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Final
 
+from workers.api.budget import Budget
 from workers.api.messages import Role, Sampling, UpMessage
 from workers.api.record import record
 
@@ -73,7 +74,7 @@ class Heard:
 class WorkerUp:
     """A worker is there: new, restarted (its legs are gone) or reachable again.
 
-    It can take legs, unless it is `draining`.
+    It can take legs, unless it is `draining`. `keeps`: how much of a sequence's KV; None: all.
     """
 
     worker: str
@@ -85,6 +86,7 @@ class WorkerUp:
     kv_total_tokens: int
     kv_bytes_per_token: int
     draining: bool = False
+    keeps: Budget | None = None
 
 
 @record

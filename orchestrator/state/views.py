@@ -106,6 +106,27 @@ class WorkerView:
         self.room = left if used < slots else -1
         self.share = used / slots
 
+    def leaves(self, tokens: int, gone: int = 0) -> int:
+        """How many of a prompt's tokens it has once all are computed, `gone` of them nowhere."""
+        keeps, live = self.up.keeps, tokens - gone
+        return live if keeps is None else keeps.left(live, tokens, tokens)
+
+    def settle(self, leg: LegId, prompt: int, gone: int) -> bool:
+        """All of a leg's prompt is there, but for `gone` tokens that its source did not keep.
+
+        What will be kept of it is less than it has set aside; False: it is not.
+        """
+        booking = self.bookings.get(leg)
+        if booking is None:
+            return False
+        keeps, tokens = self.up.keeps, booking.tokens - gone
+        if keeps is not None:
+            tokens = min(tokens, keeps.most(booking.tokens, prompt))
+        if tokens == booking.tokens:
+            return False
+        self.book(leg, booking._replace(tokens=tokens))
+        return True
+
     def has_room(self, tokens: int) -> bool:
         """Whether one more leg of `tokens` fits the books."""
         return tokens <= self.room

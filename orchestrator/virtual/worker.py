@@ -123,6 +123,7 @@ class VirtualWorker:
             max_context=self.engine.info.max_context,
             kv_total_tokens=self.engine.info.kv_total_tokens,
             kv_bytes_per_token=self.engine.info.kv_bytes_per_token,
+            keeps=None if spec.eviction is None else spec.eviction.plain,
         )
         self._recent = RecentAnswers()
         self._streams: dict[str, tuple[Connection, Hear]] = {}

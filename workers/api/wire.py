@@ -234,7 +234,10 @@ def _record(cls: type) -> Check:
                 raise WireError(f"{path}: unknown field {_short(name)}")
         if not required <= values.keys():
             raise WireError(f"{path}: {', '.join(sorted(required - values.keys()))} missing")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ValueError as error:
+            raise WireError(f"{path}: {error}") from error
 
     return _of_one_length(check) if cls is NextTokens else check
 

@@ -82,6 +82,7 @@ class WorkerServer:
             "kv_port": config.kv_port,
             "info": dataclasses.asdict(engine.info),
             "kv_bytes_per_token": engine.info.kv_bytes_per_token,
+            "keeps": None if config.eviction is None else dataclasses.asdict(config.eviction.plain),
         }
         self._streams = TokenStreams(self._info)
         self._thread = EngineThread(worker, engine, self._outputs, self._end_soon)

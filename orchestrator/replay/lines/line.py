@@ -22,7 +22,7 @@ class Transfer:
 
     `since`: when the first of it could be sent. `ramp`: what was there before it was complete. The
     line fills in what follows: bytes on the wire, and when the first of them began, the last left,
-    and all of it was there.
+    and all of it was there. `gone`: tokens that the source has not kept.
     """
 
     source: LegKey
@@ -33,6 +33,7 @@ class Transfer:
     since: float
     ramp: Ramp = ()
     weight: float = 1.0
+    gone: int = 0
     dropped: bool = False
     wire_bytes: float = 0.0
     began_at: float | None = None

@@ -122,6 +122,7 @@ def _workers(scenario: Scenario, topology: Topology) -> Iterator[ModelSpec]:
                 max_context=kv_tokens,
                 chunk_tokens=pool.chunk_tokens if says(pool, "chunk_tokens") else CHUNK_TOKENS,
                 layers=layers,
+                keeps=None if pool.evict is None else pool.evict.orders().plain,
             )
             for number in range(pool.instances):
                 yield replace(first, name=f"{site}/{name}/{number}")

@@ -11,6 +11,7 @@ from orchestrator.membership.reports import (
     read_hello,
     read_report,
 )
+from workers.api.budget import Budget
 from workers.api.messages import Role
 from workers.api.wire import WireError
 
@@ -65,6 +66,12 @@ def test_a_hello_tells_how_large_a_block_is() -> None:
     assert read_hello(HELLO | {"info": HELLO["info"] | {"block_size": 16}}).block_size == 16
 
 
+def test_a_hello_may_tell_how_much_is_kept() -> None:
+    keeps = {"budget": 0.5, "slack": 9, "recent": 8, "first": 0, "keep_prompt": True}
+    assert read_hello(HELLO).keeps is None
+    assert read_hello(HELLO | {"keeps": keeps}).keeps == Budget(**keeps)
+
+
 def test_a_hello_may_tell_the_models_fingerprint() -> None:
     model = {"layers": 30, "windows": []}
     info = HELLO["info"] | {"fingerprint": model}
@@ -86,6 +93,8 @@ def test_a_hello_may_tell_the_models_fingerprint() -> None:
         (HELLO | {"slots": 0}, "whole and above 0"),
         (HELLO | {"info": HELLO["info"] | {"block_size": 0}}, "whole and above 0"),
         (HELLO | {"kv_bytes_per_token": None}, "whole and above 0"),
+        (HELLO | {"keeps": {"budget": 0}}, "budget: a share"),
+        (HELLO | {"keeps": {"share": 1}}, "TypeError"),
     ],
 )
 def test_what_is_no_hello_is_refused(body: Any, told: str) -> None:

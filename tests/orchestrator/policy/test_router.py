@@ -8,6 +8,7 @@ from orchestrator.policy.router import Ask, Decision, Refusal, choose, place
 from orchestrator.state.events import Route, WorkerUp
 from orchestrator.state.links import LinkView, Transfer
 from orchestrator.state.views import SAME_SITE_RTT_S, Booking, WorkerView, World
+from workers.api.budget import Budget
 from workers.api.messages import Load, Role
 
 P, R, M = Role.PREFILL, Role.RELAY, Role.MAIN
@@ -29,6 +30,7 @@ class W:
     context: int = 8192
     draining: bool = False
     prefill: float = 200.0
+    keeps: Budget | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Setting:
                     max_context=w.context,
                     kv_total_tokens=w.tokens,
                     kv_bytes_per_token=KV_BYTES,
+                    keeps=w.keeps,
                 ),
                 draining=w.draining,
                 load=Load(
@@ -449,3 +452,16 @@ def test_a_mains_own_cache_goes_before_its_sites_store() -> None:
     found = choose(ask, setting.world())
     assert isinstance(found, Decision)
     assert found.main == "m1"
+
+
+def test_a_pruned_prompt_is_a_tenth_on_the_wire_and_leaves_when_all_of_it_is_computed() -> None:
+    tenth = Budget(budget=60, slack=10, recent=10)
+    whole, pruned = (
+        choose(replace(ASK, forced=Route.DIRECT), setting.world())
+        for setting in (TWO, TWO.but("p0", keeps=tenth))
+    )
+    assert isinstance(whole, Decision)
+    assert isinstance(pruned, Decision)
+    # 9.6 s on the line, 3 s of them beside prefill; then 0.96 s, none of them.
+    assert whole.stall_s == pytest.approx(9.6 - 3.0 + 0.025 + 0.05)
+    assert pruned.stall_s == pytest.approx(0.96 + 0.025 + 0.05)

@@ -11,8 +11,10 @@ from orchestrator.virtual.setup import Ask, Setup, WorkerSpec
 from orchestrator.virtual.worker import CHUNK_TOKENS
 from orchestrator.virtual.world import World
 from tests.orchestrator.replay.rig import replayed
+from workers.api.budget import Budget
 from workers.api.messages import Role
 from workers.costs import MeasuredCosts
+from workers.kv.evict.config import Eviction
 
 CORE = CoreConfig(gateway="g", gateway_site="far")
 POOLS = [
@@ -42,7 +44,9 @@ def workload(route: Route) -> list[tuple[float, Arrived]]:
     return asks
 
 
-def in_the_world(asks: list[tuple[float, Arrived]]) -> tuple[dict[str, Times], int]:
+def in_the_world(
+    asks: list[tuple[float, Arrived]], eviction: Eviction | None = None
+) -> tuple[dict[str, Times], int]:
     """Each request's times, and the bytes of KV per token."""
     workers = tuple(
         WorkerSpec(
@@ -53,6 +57,7 @@ def in_the_world(asks: list[tuple[float, Arrived]]) -> tuple[dict[str, Times], i
             prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
             slots=32,
             kv_tokens=32_768,
+            eviction=eviction,
         )
         for name, role, step_s in POOLS
     )
@@ -71,7 +76,9 @@ def in_the_world(asks: list[tuple[float, Arrived]]) -> tuple[dict[str, Times], i
     return times, world.workers[POOLS[0][0]].hello.kv_bytes_per_token
 
 
-def in_the_replay(asks: list[tuple[float, Arrived]], kv_bytes_per_token: int) -> dict[str, Times]:
+def in_the_replay(
+    asks: list[tuple[float, Arrived]], kv_bytes_per_token: int, keeps: Budget | None = None
+) -> dict[str, Times]:
     workers = tuple(
         ModelSpec(
             name=name,
@@ -82,6 +89,7 @@ def in_the_replay(asks: list[tuple[float, Arrived]], kv_bytes_per_token: int) ->
             kv_tokens=32_768,
             kv_bytes_per_token=kv_bytes_per_token,
             chunk_tokens=CHUNK_TOKENS,
+            keeps=keeps,
         )
         for name, role, step_s in POOLS
     )
@@ -111,3 +119,24 @@ def test_the_same_times(route: Route, most_s: float) -> None:
         assert last == pytest.approx(real[name][2], abs=most_s)
     mean_s = sum(abs(modelled[name][2] - real[name][2]) for name in modelled) / len(modelled)
     assert mean_s < most_s / 3
+
+
+@pytest.mark.parametrize("budget", [40, 0.25])
+@pytest.mark.parametrize("route", [Route.DIRECT, Route.RELAY])
+def test_where_pools_prune_what_is_kept_crosses_the_line(
+    route: Route, budget: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is so slow that whole prompts would come seconds later, and frames' headers tell."""
+    monkeypatch.setattr(f"{__name__}.BYTES_PER_S", 2000.0)
+    eviction = Eviction(policy="random", budget=budget, slack=10, recent=8, low=1.0)
+    asks = workload(route)
+    real, kv_bytes_per_token = in_the_world(asks, eviction)
+    pruned, whole = (
+        in_the_replay(asks, kv_bytes_per_token, keeps) for keeps in (eviction.plain, None)
+    )
+
+    def off_s(modelled: dict[str, Times]) -> float:
+        return sum(abs(modelled[name][2] - real[name][2]) for name in real) / len(real)
+
+    assert off_s(pruned) < 0.25
+    assert off_s(whole) > 2 * off_s(pruned)

@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.replay.batch import NO_CHUNK, Batch, ChunkCost
 from tests.orchestrator.replay.rig import COSTS, Bench, spec, start
+from workers.api.budget import Budget
 from workers.api.messages import Pause, Paused, Resume, Stop
 from workers.costs import Costs, MeasuredCosts, RooflineCosts
 
@@ -153,3 +154,35 @@ def test_a_stop_in_the_middle_of_a_run_frees_at_the_end_of_the_step() -> None:
     assert not bench.worker.legs
     bench.run()
     assert bench.runs() == [(pytest.approx(0.02), 1, 2)]
+
+
+@pytest.mark.parametrize(
+    "keeps", [Budget(budget=60, slack=7, recent=5), Budget(budget=0.3, slack=9, recent=5)]
+)
+def test_tokens_that_die_are_read_no_more(keeps: Budget) -> None:
+    """Step after step by the engines' own rule, beside the closed form of many steps at once."""
+    costs, lives = replace(COSTS, context_s=1e-4), {"a": (100, 90), "b": (40, 70)}
+    bench = Bench(spec=replace(spec(costs=costs), keeps=keeps))
+    for name, (prompt, limit) in lives.items():
+        bench.decode(
+            0.0,
+            start(
+                request=name, prompt_ids=tuple(range(prompt)), limit=limit, reserve=prompt + limit
+            ),
+        )
+    bench.run()
+    live = {name: keeps.left(prompt, prompt, prompt) for name, (prompt, _) in lives.items()}
+    computed, now, ends = {name: prompt for name, (prompt, _) in lives.items()}, 0.0, {}
+    here = ["a"]  # whose first step has begun when the other comes
+    while len(ends) < 2:
+        now += costs.step_s((), len(here), sum(live[name] + 1 for name in here))
+        for name in here:
+            prompt, limit = lives[name]
+            computed[name] += 1
+            live[name] = keeps.left(live[name] + 1, computed[name], prompt)
+            if computed[name] + 1 == prompt + limit:
+                ends[name] = now
+        here = [name for name in lives if name not in ends]
+    for name, at in ends.items():
+        assert bench.runs(name)[-1][0] == pytest.approx(at, abs=1e-8)
+    assert max(live.values()) <= 67

@@ -23,6 +23,7 @@ from orchestrator.state.wire import (
     encode_config,
     encode_event,
 )
+from workers.api.budget import Budget
 from workers.api.messages import NextTokens, Role, Sampling, Stop, TokenRun
 from workers.api.wire import MAX_INT, MAX_SIGNED, MIN_SIGNED, SIGNED, Wire, WireError
 
@@ -59,6 +60,10 @@ def anything(hint: Any) -> st.SearchStrategy[Any]:
     assert is_dataclass(hint), hint
     if hint is NextTokens:
         return st.builds(columns, st.lists(anything(TokenRun), max_size=3))
+    if hint is Budget:
+        counts = st.integers(1, MAX_INT)
+        budgets = st.floats(0.01, 0.99) | st.integers(1, 9999).map(float)
+        return st.builds(Budget, budget=budgets, slack=counts, recent=counts, first=counts)
     hints = get_type_hints(hint)
     signed = {name: st.integers(MIN_SIGNED, MAX_SIGNED) for name in SIGNED & hints.keys()}
     return st.builds(hint, **{f.name: anything(hints[f.name]) for f in fields(hint)} | signed)

@@ -16,6 +16,7 @@ from orchestrator.state.views import (
     WorkerView,
     World,
 )
+from workers.api.budget import Budget
 from workers.api.messages import Load, Role
 
 
@@ -32,6 +33,11 @@ def view(*, slots: int = 2, tokens: int = 100) -> WorkerView:
             kv_bytes_per_token=10,
         )
     )
+
+
+def pruning(budget: float, *, tokens: int = 1000, **more: int) -> WorkerView:
+    sizes = {"slack": 10, "recent": 5, "first": 0} | more
+    return WorkerView(up=replace(view(tokens=tokens).up, keeps=Budget(budget=budget, **sizes)))
 
 
 def load(step_s: float | None, rate: float | None) -> Load:
@@ -153,3 +159,24 @@ def test_a_workers_totals_are_those_of_its_bookings(
         assert w.slots_used == sum(b.decoding_slot for b in kept)
         assert w.tokens_booked == sum(b.tokens for b in kept)
         assert w.prefill_queue_tokens == sum(b.prefill_tokens for b in kept)
+
+
+def test_a_leg_whose_prompt_is_there_takes_what_its_worker_keeps() -> None:
+    w, plain = pruning(50), view(tokens=1000)
+    for at in (w, plain):
+        at.book(("a", 0), Booking(role=Role.MAIN, tokens=300))
+    assert w.settle(("a", 0), 200, 0)
+    assert w.tokens_booked == 60  # the budget, and the slack that it grows into
+    assert not plain.settle(("a", 0), 200, 0)
+    assert plain.settle(("a", 0), 200, 150)  # its source kept 50 of 200, and 100 will follow
+    assert plain.tokens_booked == 150
+    assert not w.settle(("b", 0), 200, 0)
+
+
+def test_a_short_prompt_is_kept_whole() -> None:
+    w = pruning(50)
+    w.book(("a", 0), Booking(role=Role.PREFILL, tokens=40))
+    assert not w.settle(("a", 0), 40, 0)
+    assert [w.leaves(59), w.leaves(60), w.leaves(200, gone=150)] == [59, 50, 50]
+    assert pruning(0.5).leaves(200) == 100
+    assert pruning(0.5, keep_prompt=1).leaves(200) == 200

@@ -62,10 +62,7 @@ class Keeping(Generic[S]):
 
     def prunes_prompt(self, state: S) -> bool:
         """Whether tokens of its prompt will die as soon as all of it is computed."""
-        if self.eviction is None:
-            return False
-        prompt = state.spec.prompt_len
-        return prompt - self.eviction.allowed(prompt, prompt) >= self.eviction.slack
+        return self.eviction is not None and self.eviction.prunes(state.spec.prompt_len)
 
     def capacity(self, state: S, tokens: int) -> int:
         """Blocks to set aside so that the sequence can grow to `tokens` tokens."""

@@ -96,3 +96,15 @@ def test_random_faults(seed: int) -> None:
     setup = replace(case.setup, workers=pruned(case.setup.workers, tight))
     world = play(replace(case, setup=setup))
     assert check(world) == []
+
+
+def test_the_books_follow_what_is_kept(make_story: MakeStory) -> None:
+    """A prompt of 200 tokens of which 40 are kept: the gateway gives the rest to others."""
+    story = make_story(pruned(SPARES), prompt=LONG)
+    client = story.ask(prompt=LONG)
+    story.reach(Phase.MAIN, tokens=20)
+    views = story.machine.ctx.world.workers
+    booked = sorted(b.tokens for view in views.values() for b in view.bookings.values())
+    assert booked
+    assert booked[-1] <= 50
+    story.served(client)
