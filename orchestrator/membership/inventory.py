@@ -297,9 +297,8 @@ class SiteInventory:
 
     def _loading(self, known: _Known, said: Description, now: float) -> list[Order]:
         if known.state is WorkerState.DRAINING:
-            return self._drained(
-                known, now
-            )  # another process took its place: nothing is left to drain
+            # Another process took its place: nothing is left to drain.
+            return self._drained(known, now)
         if known.state is WorkerState.UP:
             known.state = WorkerState.RESTARTING
         known.reason = "loading model"
@@ -315,7 +314,12 @@ class SiteInventory:
         return [] if said.draining else [Drain(worker=known.name)]
 
     def _failed(self, known: _Known, said: Description, now: float) -> list[Order]:
-        return self._give_up(known, said.reason or "failed")
+        reason = said.reason or "failed"
+        if known.state is WorkerState.DRAINING and known.ending is not Ending.STAYS:
+            # It was to go, and has; it must not stand in the way of what follows it.
+            log.error("worker failed", extra={"worker": known.name, "reason": reason})
+            return self._drained(known, now)
+        return self._give_up(known, reason)
 
     def _ended(self, known: _Known, said: Description, now: float) -> list[Order]:
         return self._drained(known, now)

@@ -31,7 +31,8 @@ class WorkerState(StrEnum):
     DRAINED = "drained"
 
 
-FINAL = frozenset({WorkerState.FAILED, WorkerState.DRAINED})  # of these a worker never leaves
+# Nothing runs; a worker leaves these only by another process in its place.
+FINAL = frozenset({WorkerState.FAILED, WorkerState.DRAINED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -337,6 +337,18 @@ def test_who_goes_and_comes_back_meanwhile_is_placed_again() -> None:
     assert site.names == []
 
 
+def test_who_fails_instead_of_ending_is_replaced_or_forgotten_all_the_same() -> None:
+    site = brought("starting")
+    site.told(AWAY, 2.0)
+    site.told(BACK, 2.5)
+    assert tell(site, "failed", 3.0) == REMOVE + PLACE
+    assert of(site) == ("starting", None)
+    site = brought("starting")
+    assert site.follow([], [], 2.0) == DRAIN
+    assert tell(site, "failed", 3.0) == REMOVE
+    assert site.names == []
+
+
 def test_a_drained_site_places_what_it_was_told_meanwhile_when_it_is_back() -> None:
     site = brought("up")
     site.told(AWAY, 2.0)
