@@ -316,7 +316,7 @@ class SiteAgent:
             answered = await http.post(f"{gateway}/internal/lease", json=report)
             answered.raise_for_status()
             said = answered.json()
-            known, wanted = dict(said["stores"]), read_standing(said["standing"])
+            known, wanted = _versions(said["stores"]), read_standing(said["standing"])
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             # What answers 200 and not in a gateway's words is not the gateway.
             return renewals.failed(why_refused(error)), known, None
@@ -379,6 +379,11 @@ def _told(spec: SiteSpec) -> tuple[WorkerConfig, ...]:
     if spec.kept is None or not spec.kept.exists():
         return spec.workers
     return WORKERS.validate_json(spec.kept.read_bytes())
+
+
+def _versions(told: Any) -> dict[str, str]:
+    """What a gateway knows of the stores, by pool. Raises ValueError and TypeError."""
+    return {pool: bytes.fromhex(version).hex() for pool, version in dict(told).items()}
 
 
 def _assigned(worker: WorkerConfig) -> Assigned:

@@ -341,7 +341,16 @@ def test_every_gateway_is_told_whatever_becomes_of_the_others():
 
 
 @pytest.mark.parametrize(
-    "says", [{}, [], {"stores": 1}, {"stores": {}}, {"stores": {}, "standing": {}}]
+    "says",
+    [
+        {},
+        [],
+        {"stores": 1},
+        {"stores": {}},
+        {"stores": {}, "standing": {}},
+        {"stores": {"p": 7}, "standing": Standing().told()},
+        {"stores": {"p": "no hex"}, "standing": Standing().told()},
+    ],
 )
 def test_what_answers_for_a_gateway_in_other_words_is_none(says: Any):
     """As a proxy's page with status 200: tried again, and the workers go on."""
