@@ -15,12 +15,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from workers.api.info import BYTES_PER_ELEMENT, EngineInfo, Fingerprint
+from workers.engines.digest import tensors_digest
 from workers.engines.models import (
     ModelError,
     ModelUnsupported,
-    cache_dir,
     check_directory,
-    weight_files,
 )
 from workers.engines.torch.attention import (
     NAME,
@@ -65,7 +64,11 @@ def load_model(model_dir: Path) -> LoadedModel:
     return LoadedModel(
         name=model_dir.name,
         model=model,
-        tensors=_tensors_hash(model, model_dir),
+        tensors=tensors_digest(
+            model_dir,
+            (transformers.__version__, torch.__version__),
+            lambda: sorted(model.state_dict().items()),
+        ),
         tokenizer=blake2b((model_dir / "tokenizer.json").read_bytes(), digest_size=16).hexdigest(),
         tokenizer_file=model_dir / "tokenizer.json",
         kv_heads=layers[0].k.shape[0],
@@ -227,29 +230,6 @@ def _rope(config: Any) -> str:
     """Canonical JSON of what turns a position into a rotation."""
     parameters = getattr(config, "rope_parameters", None)
     return json.dumps(parameters, sort_keys=True)
-
-
-def _tensors_hash(model: PreTrainedModel, path: Path) -> str:
-    """A hash of every tensor as loaded: names, shapes and bytes.
-
-    Kept in the user's cache under the weight files' paths, sizes and times, because hashing takes
-    longer than loading.
-    """
-    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in weight_files(path)]
-    key = json.dumps([str(path.resolve()), files, transformers.__version__, torch.__version__])
-    note = cache_dir() / "tensors" / blake2b(key.encode(), digest_size=16).hexdigest()
-    if note.is_file() and len(known := note.read_text()) == 32:
-        return known
-    digest = blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(digest.hexdigest())
-    except OSError:  # a cache that cannot be written only costs time
-        pass
-    return digest.hexdigest()
 
 
 def _one_line(error: BaseException) -> str:

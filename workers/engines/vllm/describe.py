@@ -11,9 +11,9 @@ from safetensors import safe_open
 from transformers import AutoConfig, GenerationConfig
 
 from workers.api.info import Fingerprint
+from workers.engines.digest import tensors_digest
 from workers.engines.models import (
     ModelUnsupported,
-    cache_dir,
     check_directory,
     weight_files,
 )
@@ -39,10 +39,15 @@ def describe(path: Path, dtype: str) -> Described:
     check_directory(path)
     config = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
     heads = config.num_attention_heads
+    tied = bool(config.tie_word_embeddings)
     return Described(
         name=path.name,
         fingerprint=Fingerprint(
-            tensors=tensors_hash(path, dtype, tied=bool(config.tie_word_embeddings)),
+            tensors=tensors_digest(
+                path,
+                (dtype, tied),
+                lambda: _tensors(weight_files(path), getattr(torch, dtype), tied),
+            ),
             tokenizer=blake2b((path / "tokenizer.json").read_bytes(), digest_size=16).hexdigest(),
             kv_dtype=dtype,
             layers=config.num_hidden_layers,
@@ -55,29 +60,6 @@ def describe(path: Path, dtype: str) -> Described:
         vocab_size=config.vocab_size,
         stop_ids=_stop_ids(path, config.eos_token_id),
     )
-
-
-def tensors_hash(path: Path, dtype: str, *, tied: bool) -> str:
-    """A hash of every tensor in `dtype`: names, shapes and bytes, as `torch.load` has it.
-
-    Kept in the user's cache under the files' paths, sizes and times: it reads all weights.
-    """
-    files = weight_files(path)
-    about = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-    key = json.dumps([str(path.resolve()), about, dtype, tied])
-    note = cache_dir() / "tensors" / blake2b(key.encode(), digest_size=16).hexdigest()
-    if note.is_file() and len(known := note.read_text()) == 32:
-        return known
-    digest = blake2b(digest_size=16)
-    for name, tensor in _tensors(files, getattr(torch, dtype), tied):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(digest.hexdigest())
-    except OSError:  # a cache that cannot be written only costs time
-        pass
-    return digest.hexdigest()
 
 
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
