@@ -15,7 +15,7 @@ from orchestrator.cli.following import follow
 from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption
 from orchestrator.cli.reading import Asked, Served, read
-from orchestrator.cli.voice import Voice, entered, keep_logs, on_hangup, until_signal
+from orchestrator.cli.voice import Voice, entered, keep_logs, on_hangup, signals
 from orchestrator.errors import UserError
 from orchestrator.live.journal import Header, Journal
 from orchestrator.live.planning import beside
@@ -82,7 +82,8 @@ class _Service:
 
     async def serve(self, journal: Journal | None) -> int:
         """Until a signal or a failure; the exit code. Raises UserError."""
-        async with until_signal() as stopped:
+        with signals() as another:
+            stopped = another()
             with on_hangup(stopped) as changed:
                 manager = self._running(journal)
                 try:

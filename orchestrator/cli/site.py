@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import uvloop
 from orchestrator.cli.following import follow
 from orchestrator.cli.main import FAILED, GOOD
 from orchestrator.cli.output import Format, FormatOption
-from orchestrator.cli.voice import Voice, entered, keep_logs, on_hangup, until_signal
+from orchestrator.cli.voice import Voice, entered, keep_logs, on_hangup, signals
 from orchestrator.live.one_site import OneSite, one_site
 from orchestrator.live.planning import beside
 from orchestrator.live.processes import LaunchFailed
@@ -85,7 +86,8 @@ class _Site:
         for line in self._what.told:
             self._voice.say(line)
         keep_logs(f"site-{name}", logs)
-        async with until_signal() as stopped:
+        with signals() as another:
+            stopped = another()
             with on_hangup(stopped) as changed:
                 manager = one_site(
                     self._what.topology,
@@ -107,13 +109,18 @@ class _Site:
                 read, take = partial(beside, _read, self._asked), partial(self._take, up)
                 following = asyncio.create_task(follow(file, changed, read, take, self._voice))
                 try:
-                    return await self._served(up, stopped)
+                    return await self._served(up, stopped, another)
                 finally:
                     following.cancel()
                     await asyncio.gather(following, return_exceptions=True)
                     await manager.__aexit__(None, None, None)
 
-    async def _served(self, up: OneSite, stopped: "asyncio.Future[None]") -> int:
+    async def _served(
+        self,
+        up: OneSite,
+        stopped: "asyncio.Future[None]",
+        another: Callable[[], "asyncio.Future[None]"],
+    ) -> int:
         self._voice.ready(
             {"ready": up.name, "agent": up.agent},
             f"ready {up.name}, agent at {up.agent}; Ctrl-C drains and stops it",
@@ -122,7 +129,7 @@ class _Site:
         if up.failed.done():
             print(f"stopping: {up.failed.result()}", file=sys.stderr)
             return FAILED
-        await _drained(up, self._voice)
+        await _drained(up, self._voice, another())
         self._voice.say("stopping")
         return GOOD
 
@@ -137,11 +144,10 @@ class _Site:
         return ours
 
 
-async def _drained(up: OneSite, voice: Voice) -> None:
-    """Return when nothing runs any more, or at the next signal."""
+async def _drained(up: OneSite, voice: Voice, again: "asyncio.Future[None]") -> None:
+    """Return when nothing runs any more, or at the next signal, which is `again`."""
     voice.say("draining: what runs ends first; the same again ends it at once")
-    async with until_signal() as again:
-        leaving = asyncio.create_task(up.leave())
-        await asyncio.wait((leaving, again, up.failed), return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
+    leaving = asyncio.create_task(up.leave())
+    await asyncio.wait((leaving, again, up.failed), return_when=asyncio.FIRST_COMPLETED)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,20 +107,29 @@ def on_hangup(stopped: "asyncio.Future[None]") -> Iterator[asyncio.Event]:
         loop.remove_signal_handler(signal.SIGHUP)
 
 
-@contextlib.asynccontextmanager
-async def until_signal() -> AsyncIterator["asyncio.Future[None]"]:
-    """A future that is done when SIGINT or SIGTERM has come."""
-    loop = asyncio.get_running_loop()
-    stopped: asyncio.Future[None] = loop.create_future()
+@contextlib.contextmanager
+def signals() -> Iterator[Callable[[], "asyncio.Future[None]"]]:
+    """What gives a future that is done when SIGINT or SIGTERM has come since it was asked for.
 
-    def stop() -> None:
-        if not stopped.done():
-            stopped.set_result(None)
+    One that nobody asked for ends nothing: it must not cut short what cleans up.
+    """
+    loop = asyncio.get_running_loop()
+    awaited: list[asyncio.Future[None]] = []
+
+    def heard() -> None:
+        for future in awaited:
+            if not future.done():
+                future.set_result(None)
+        awaited.clear()
+
+    def another() -> "asyncio.Future[None]":
+        awaited.append(loop.create_future())
+        return awaited[-1]
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, heard)
     try:
-        yield stopped
+        yield another
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
