@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,21 @@ class Site:
         return code
 
 
+@pytest.fixture
+def site(ray: str, environment: dict[str, str]) -> Iterator[Callable[[Path], Site]]:
+    """Starts the site of a file; one that a test leaves running ends with it."""
+    started: list[Site] = []
+
+    def start(file: Path) -> Site:
+        started.append(Site(file, ray, environment))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.end(signal.SIGTERM)
+
+
 def pid(worker: dict[str, Any]) -> int | None:
     return (worker.get("info") or {}).get("pid")
 
@@ -149,17 +164,17 @@ def left_here() -> list[str]:
 
 
 def test_a_site_joins_a_cluster_is_adopted_follows_its_file_and_leaves(
-    gateway: Gateway, ray: str, environment: dict[str, str], tmp_path: Path
+    gateway: Gateway, site: Callable[[Path], Site], tmp_path: Path
 ) -> None:
     file, ports = tmp_path / "topology.yaml", free_port()
     file.write_text(topology(gateway.port, ports, 1))
-    first = Site(file, ray, environment)
+    first = site(file)
     first.says('"ready"')
     until(lambda: gateway.worker("hami/p/0")["state"] == "up", "the worker is up")
     before = pid(gateway.worker("hami/p/0"))
     assert len(left_here()) == 2
     first.end(signal.SIGKILL)
-    second = Site(file, ray, environment)
+    second = site(file)
     second.says('"ready"')
     until(lambda: gateway.worker("hami/p/0")["state"] == "up", "the other agent has heard it")
     assert pid(gateway.worker("hami/p/0")) == before, "another agent adopted it"
