@@ -69,17 +69,30 @@ def whole(
     return choose
 
 
+def _alone(context: Context, share: float) -> np.ndarray:
+    """TriAttention's union as in the paper: each token by its own score alone."""
+    count = eviction("triattention", share).allowed(context.tokens, 0)
+    kept = _best(context.worth[Heads.UNION][None, None], count)[0, 0]
+    return np.broadcast_to(kept, (*context.heads, count)).copy()
+
+
 def own(heads: Heads) -> Choice:
     """TriAttention with heads that keep tokens of their own."""
 
     def choose(context: Context, share: float) -> np.ndarray:
         count = eviction("triattention", share).allowed(context.tokens, 0)
-        scores = np.broadcast_to(combined(context.scores, heads), context.scores.shape).copy()
-        scores[..., :FIRST] = scores[..., -RECENT:] = np.inf
-        best = np.argsort(-scores, axis=-1, kind="stable")[..., :count]
-        return np.sort(best, axis=-1)
+        scores = np.broadcast_to(combined(context.scores, heads), context.scores.shape)
+        return _best(scores, count)
 
     return choose
+
+
+def _best(scores: np.ndarray, count: int) -> np.ndarray:
+    """[..., tokens] to [..., count]: those of the highest scores, the first and recent ones too."""
+    scores = scores.copy()
+    scores[..., :FIRST] = scores[..., -RECENT:] = np.inf
+    best = np.argsort(-scores, axis=-1, kind="stable")[..., :count]
+    return np.sort(best, axis=-1)
 
 
 def _snapkv(context: Context) -> Attention:
@@ -95,6 +108,7 @@ CHOICES: Mapping[str, Choice] = {
     "scissorhands": whole("scissorhands"),
     "snapkv-like": whole("h2o", _snapkv),
     "triattention": whole("triattention"),
+    "triattention/alone": _alone,
     "triattention/shares": whole("triattention", heads=Heads.SHARES),
     "triattention/per-head": own(Heads.PER_HEAD),
     "triattention/per-layer-head": own(Heads.PER_LAYER_HEAD),

@@ -11,7 +11,6 @@ from workers.kv.evict.triattention import Calibration
 FACT = "\n# The secret pass key is {key}. Remember it: {key} is the secret pass key.\n"
 QUESTION = "\n# What is the secret pass key? The secret pass key is"
 KEYS = (71943, 20586, 94317, 36028, 58172)
-DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 def facts(
@@ -19,12 +18,15 @@ def facts(
     encode: Callable[[str], list[int]],
     filler: Sequence[int],
     context: int,
+    depths: Sequence[float],
     shares: Sequence[float],
     calibration: Calibration,
+    tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """How many of the planted keys the model says, by policy and share; one is kept "in full"."""
     said: dict[tuple[str, float], int] = {}
-    for depth, key in zip(DEPTHS, KEYS, strict=True):
+    for depth, key in zip(depths, KEYS, strict=False):
+        tell(f"a fact at {depth:.0%} of {context} tokens")
         fact = encode(FACT.format(key=key))
         at = int(depth * (context - len(fact)))
         rest = context - len(fact) - at
@@ -40,7 +42,7 @@ def facts(
                 right = _says(reading, context, asked, answer, kept)
                 said[name, share] = said.get((name, share), 0) + right
     return [
-        {"context": context, "policy": name, "budget": share, "found": found, "of": len(KEYS)}
+        {"context": context, "policy": name, "budget": share, "found": found, "of": len(depths)}
         for (name, share), found in said.items()
     ]
 

@@ -2,9 +2,10 @@
 
 import argparse
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,18 @@ class Extent:
     shares: tuple[float, ...]
     batches: tuple[int, ...]
     repeats: int
-    fact_context: int | None
+    facts: Mapping[int, tuple[float, ...]]  # how deep in which context
 
 
-FULL = Extent((2048, 4096, 7424), 128, SHARES, (1, 8), 3, 2048)
-SHORT = Extent((512,), 64, (0.5,), (2,), 1, None)
+FULL = Extent(
+    (2048, 4096, 7424),
+    128,
+    SHARES,
+    (1, 8),
+    3,
+    {2048: (0.1, 0.3, 0.5, 0.7, 0.9), 7424: (0.1, 0.5, 0.9)},
+)
+SHORT = Extent((512,), 64, (0.5,), (2,), 1, {})
 
 
 def run(*, short: bool, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -87,12 +95,13 @@ def run(*, short: bool, tell: Callable[[str], None]) -> dict[str, Any]:
         "speed": speeds,
     }
     result["kl_ahead_of"] = _ahead(result["budgets"])
-    if extent.fact_context is not None:
-        tell("planted facts")
-        filler = read_in["code"]
-        result["facts"] = facts(
-            loaded, encode, filler, extent.fact_context, extent.shares, calibration
+    result["facts"] = [
+        row
+        for context, depths in extent.facts.items()
+        for row in facts(
+            loaded, encode, read_in["code"], context, depths, extent.shares, calibration, tell
         )
+    ]
     return result | {
         "paper": PAPER,
         "model": loaded.name,
@@ -102,15 +111,25 @@ def run(*, short: bool, tell: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _texts(short: bool) -> dict[str, str]:
-    """Source of the standard library; a licence; Chinese, which is shorter than most contexts."""
+    """Source and documentation of the standard library, a licence, Chinese.
+
+    None of it is what `pdd calibrate` reads. Installed packages carry no Chinese but tables and
+    scraps; so it is our own manual, or, where there is no checkout, a story that is shorter than
+    most contexts.
+    """
     code = inspect.getsource(argparse)
     if short:
         return {"code": code}
+    names = sorted(topics)
     licence = Path(np.__file__).parents[1] / f"numpy-{np.__version__}.dist-info"
+    manual = Path(passages.__file__).parents[1] / "README.zh-CN.md"
     return {
         "code": code,
+        "docs": "\n\n".join(topics[name] for name in names[len(names) // 2 :]),
         "licence": next(licence.rglob("LICENSE.txt")).read_text(encoding="utf-8"),
-        "chinese": passages.texts()["chinese"],
+        "chinese": manual.read_text(encoding="utf-8")
+        if manual.exists()
+        else passages.texts()["chinese"],
     }
 
 

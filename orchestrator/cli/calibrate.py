@@ -1,6 +1,8 @@
 """`pdd calibrate MODEL`: what the pruning policy triattention needs to know of a model."""
 
 import importlib
+from collections.abc import Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Annotated
@@ -9,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks import texts as passages
 from orchestrator.cli.output import Format, FormatOption, print_json
 from orchestrator.errors import UserError
 from workers.engines.models import ModelError, resolve_model
@@ -23,7 +26,7 @@ def calibrate(
     model: Annotated[str, typer.Argument(help="A name from the catalogue or a directory.")],
     text: Annotated[
         Path | None,
-        typer.Option(help="Plain text to read, UTF-8. Default: Python's own help texts."),
+        typer.Option(help="Plain text to read, UTF-8. Default: help, code, prose and Chinese."),
     ] = None,
     tokens: Annotated[int, typer.Option(min=256, help="How many of its tokens to read.")] = 8192,
     output: FormatOption = Format.TEXT,
@@ -32,18 +35,17 @@ def calibrate(
 
     A pool with `evict: {policy: triattention}` needs it; it is of one model and no other.
     """
-    words = _words(text)
+    words = _words(text)  # before the imports: a file that is not there is said at once
     # By name, when it is called: torch and transformers take seconds to import.
     load = importlib.import_module("workers.engines.torch.load")
     calibrating = importlib.import_module("workers.engines.torch.calibrate")
     tokenizers = importlib.import_module("tokenizers")
     try:
         loaded = load.load_model(resolve_model(model))
-        ids = tokenizers.Tokenizer.from_file(str(loaded.tokenizer_file)).encode(words).ids
-        if len(ids) < tokens:
-            raise UserError(f"--tokens: the text has {len(ids)}, fewer than {tokens}")
-        piece = min(_PIECE, loaded.max_context)
-        texts = [ids[at : min(at + piece, tokens)] for at in range(0, tokens, piece)]
+        encode = tokenizers.Tokenizer.from_file(str(loaded.tokenizer_file)).encode
+        texts = pieces(
+            [encode(each).ids for each in words], tokens, min(_PIECE, loaded.max_context)
+        )
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("reading", total=tokens)
             found = calibrating.calibrate(
@@ -61,10 +63,31 @@ def calibrate(
         print(f"read {found.tokens} tokens; kept in {file}")
 
 
-def _words(text: Path | None) -> str:
+def pieces(texts: Sequence[Sequence[int]], tokens: int, piece: int) -> list[Sequence[int]]:
+    """So many tokens in pieces that are read by themselves, from each of the texts in turn.
+
+    Raises UserError where the texts have fewer.
+    """
+    total = sum(map(len, texts))
+    if total < tokens:
+        raise UserError(f"--tokens: the text has {total}, fewer than {tokens}")
+    cut = [[ids[at : at + piece] for at in range(0, len(ids), piece)] for ids in texts]
+    found: list[Sequence[int]] = []
+    for one in filter(None, chain.from_iterable(zip_longest(*cut))):
+        found.append(one[:tokens])
+        tokens -= len(found[-1])
+        if not tokens:
+            break
+    return found
+
+
+def _words(text: Path | None) -> list[str]:
+    """The texts to read. Ours are of several kinds: of one, queries could be like no others."""
     if text is None:
-        return "\n\n".join(topics[name] for name in sorted(topics))
+        names = sorted(topics)
+        helps = "\n\n".join(topics[name] for name in names[: len(names) // 2])
+        return [helps, *passages.texts().values()]
     try:
-        return text.read_text(encoding="utf-8")
+        return [text.read_text(encoding="utf-8")]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--text: {text} cannot be read: {error}") from error

@@ -34,7 +34,7 @@ from orchestrator.topology.units import (
 )
 from transport.tls import TlsFiles
 from workers.api.messages import Role
-from workers.kv.evict.config import Eviction, Heads
+from workers.kv.evict.config import WHOLE, Eviction, Heads
 
 # The way of a fibre is longer than the straight line (1.2-1.5 times), and light in glass
 # needs 4.9 microseconds a kilometre.
@@ -201,6 +201,13 @@ class Evict(Strict):
             raise PydanticCustomError("budget", NO_BUDGET)
         return value
 
+    @field_validator("heads", mode="before")
+    @classmethod
+    def _own(cls, value: object) -> object:
+        if value in OWN_HEADS:
+            raise PydanticCustomError("heads", NO_OWN_HEADS)
+        return value
+
     @model_validator(mode="after")
     def _heads(self) -> Self:
         if self.heads != "union" and self.policy != "triattention":
@@ -214,6 +221,11 @@ class Evict(Strict):
 
 NO_BUDGET = "a share of the tokens below 1, or a whole number of them"
 NO_HEADS = "heads is for the policy triattention"
+OWN_HEADS = frozenset(Heads) - WHOLE
+NO_OWN_HEADS = (
+    "union or shares: a place in a block holds a token of all heads and layers, so that heads "
+    "which keep tokens of their own would give hardly any block back"
+)
 
 
 class Pool(Strict):

@@ -52,9 +52,20 @@ def sink_recent(view: View, count: int) -> np.ndarray:
 
 
 def triattention(view: View, count: int) -> np.ndarray:
-    """Those that future queries are expected to heed least (arXiv 2604.04921)."""
+    """Those that future queries are expected to heed least (arXiv 2604.04921).
+
+    Each by its neighbours' scores too, which is not in the paper: where characters take several
+    tokens, as in Chinese, single tokens' scores tear them apart.
+    """
     assert view.score is not None, "an engine of this policy scores its keys"
-    return _lowest(view.tokens, view.score(view.tokens), count)
+    return _lowest(view.tokens, with_neighbours(view.score(view.tokens)), count)
+
+
+def with_neighbours(worth: np.ndarray) -> np.ndarray:
+    """The mean of each and of the one on either side of it; at the ends they count twice."""
+    padded = np.pad(worth, 1, mode="edge")
+    mean: np.ndarray = (padded[:-2] + padded[1:-1] + padded[2:]) / 3
+    return mean
 
 
 def _lowest(tokens: np.ndarray, worth: np.ndarray, count: int) -> np.ndarray:

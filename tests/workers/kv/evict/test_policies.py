@@ -9,7 +9,7 @@ import pytest
 from workers.kv.evict.attention import Attention
 from workers.kv.evict.config import Eviction, Heads
 from workers.kv.evict.dying import name_dying
-from workers.kv.evict.policies import POLICIES
+from workers.kv.evict.policies import POLICIES, View, with_neighbours
 
 TIGHT = Eviction(policy="random", budget=0.5, slack=4, recent=8, first=2)
 
@@ -93,6 +93,16 @@ def test_h2o_names_the_least_heeded_and_of_equals_the_oldest() -> None:
 def test_triattention_names_the_lowest_scores() -> None:
     gone = dying(replace(TIGHT, policy="triattention", budget=22), 26, score=lambda tokens: -tokens)
     assert gone == [17, 16, 15, 14]
+
+
+def test_a_token_among_worthy_ones_is_not_torn_out_of_them() -> None:
+    """Three tokens of one character: the middle one is worth nothing by itself."""
+    worth = np.array([1, 1, 9, 0, 9, 1, 1, 1, 1], dtype=np.float32)
+    assert with_neighbours(worth).tolist() == pytest.approx(
+        [1, 11 / 3, 10 / 3, 6, 10 / 3, 11 / 3, 1, 1, 1]
+    )
+    view = View(np.arange(9), None, lambda tokens: worth, 0)
+    assert 3 not in POLICIES["triattention"](view, 6).tolist()
 
 
 def test_attention_sums_what_is_paid_and_counts_more_than_an_even_share() -> None:
