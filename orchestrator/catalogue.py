@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ruamel.yaml import YAML
 
 from orchestrator.errors import UserError
+from workers.api.info import BYTES_PER_ELEMENT
 from workers.costs import RooflineCosts
 
 BYTES_PER_PARAM = 2  # bfloat16, where the catalogue does not say what the weights weigh
@@ -109,6 +110,11 @@ class ModelFacts(_Strict):
     active_params: Figure
     weights_gb: Figure | None = None
     architecture: Architecture | None = None
+
+    def kv_bytes_in(self, kv_dtype: str) -> int:
+        """Of one token, kept in another dtype than bfloat16."""
+        width = BYTES_PER_ELEMENT[kv_dtype] / BYTES_PER_ELEMENT["bfloat16"]
+        return int(self.kv_bytes_per_token.value * width)
 
     @property
     def weight_bytes(self) -> float:

@@ -123,20 +123,27 @@ def _sites(topology: Topology, roles: Roles) -> Iterator[Started]:
                 kind="worker",
                 name=worker.name,
                 site=site,
-                what=f"{worker.engine}, {' and '.join(worker.roles)}, {worker.slots} legs, "
-                f"{worker.kv_tokens} tokens of KV",
+                what=_what(worker),
                 memory_bytes=_memory(worker, facts),
                 ports=tuple(port for port in (worker.http_port, worker.kv_port) if port),
             )
 
 
+def _what(worker: WorkerConfig) -> str:
+    kept = f"{worker.kv_tokens} tokens of KV in {worker.kv_dtype}"
+    if worker.engine == "vllm":
+        kept = f"at most {kept}, as far as its vLLM has room, which it says once it runs"
+    return f"{worker.engine}, {' and '.join(worker.roles)}, {worker.slots} legs, {kept}"
+
+
 def _memory(worker: WorkerConfig, facts: ModelFacts | None) -> int | None:
+    """Of a worker with vLLM the KV that is in shared memory: vLLM's own it says itself."""
     if worker.engine == "simulated":
         return 0  # it has no weights, and of KV the bytes that are on their way
-    if worker.engine == "vllm" or facts is None:  # what vLLM takes it says itself
+    if facts is None:
         return None
-    kv = worker.kv_tokens * facts.kv_bytes_per_token.value
-    return round(facts.params.value * FLOAT32 + kv)
+    kv = worker.kv_tokens * facts.kv_bytes_in(worker.kv_dtype)
+    return kv if worker.engine == "vllm" else round(facts.params.value * FLOAT32 + kv)
 
 
 def show(told: DryRun, output: Format) -> None:

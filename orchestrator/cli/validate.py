@@ -63,6 +63,7 @@ class Summary:
 
     file: str
     model: str
+    kv_dtype: str
     kv_bytes_per_token: int | None  # None: not in the catalogue
     sites: dict[str, str]  # site -> launch
     pools: list[PoolSummary]
@@ -100,7 +101,7 @@ def validate(
 def summarize(file: str, topology: Topology, catalogue: Catalogue) -> Summary:
     """The topology in the figures that one wants to check first."""
     facts = catalogue.models.get(topology.model)
-    kv_bytes = int(facts.kv_bytes_per_token.value) if facts else None
+    kv_bytes = facts.kv_bytes_in(topology.kv_dtype) if facts else None
     pools = [
         _pool(site, name, pool, catalogue)
         for site, place in topology.sites.items()
@@ -111,6 +112,7 @@ def summarize(file: str, topology: Topology, catalogue: Catalogue) -> Summary:
     return Summary(
         file=file,
         model=topology.model,
+        kv_dtype=topology.kv_dtype,
         kv_bytes_per_token=kv_bytes,
         sites={name: site.launch for name, site in topology.sites.items()},
         pools=pools,
@@ -185,7 +187,10 @@ def _text(summary: Summary) -> str:
 def _model_text(summary: Summary) -> str:
     if summary.kv_bytes_per_token is None:
         return f"model    {summary.model}"
-    return f"model    {summary.model}, {summary.kv_bytes_per_token} bytes of KV per token"
+    return (
+        f"model    {summary.model}, {summary.kv_bytes_per_token} bytes of KV per token "
+        f"({summary.kv_dtype})"
+    )
 
 
 def _pool_text(pool: PoolSummary) -> str:

@@ -11,7 +11,6 @@ import httpx
 from orchestrator.catalogue import ModelFacts
 from orchestrator.doctor.finding import Finding, State, good_if, size
 from orchestrator.topology.schema import Pool, Topology, Vllm
-from workers.api.info import BYTES_PER_ELEMENT
 from workers.engines.models import ModelError
 from workers.engines.vllm.inside.checks import TESTED
 from workers.engines.vllm.load import own_pools
@@ -121,8 +120,7 @@ def _attached(where: str, pool: Pool, url: str, get: Get) -> list[Finding]:
 
 
 def _shared_memory(where: str, topology: Topology, pool: Pool, facts: ModelFacts) -> Finding:
-    width = BYTES_PER_ELEMENT[topology.kv_dtype] / BYTES_PER_ELEMENT["bfloat16"]
-    wanted = pool.instances * pool.kv_tokens * facts.kv_bytes_per_token.value * width
+    wanted = pool.instances * pool.kv_tokens * facts.kv_bytes_in(topology.kv_dtype)
     vllm = pool.vllm
     folder = own_pools() if vllm is None or vllm.pools is None else Path(vllm.pools)
     there = next(path for path in (folder, *folder.parents) if path.is_dir())

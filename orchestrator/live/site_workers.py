@@ -8,6 +8,7 @@ from orchestrator.membership.inventory import START_S
 from orchestrator.topology.addresses import LOOPBACK
 from orchestrator.topology.schema import Topology, Vllm
 from workers.api.messages import Role
+from workers.engines.vllm import settings
 from workers.engines.vllm.settings import VllmSettings
 from workers.service.config import Line, Simulated, WorkerConfig
 from workers.storage.process import StoreProcessConfig
@@ -17,7 +18,8 @@ HOST = LOOPBACK  # of what only this machine reaches
 
 Roles = Mapping[str, frozenset[Role]]  # of workers that have others than their pool
 AS_POOLED: Roles = {}
-VLLM_START_S = 1800.0  # it reads all weights, and compiles
+# What an engine waits for by itself, beside what every worker may take.
+ENGINE_START_S = {"vllm": settings.START_S}
 
 
 def store_configs(
@@ -50,19 +52,20 @@ def store_configs(
 def worker_start_s(topology: Topology, site: str) -> float:
     """How long a worker of a site may take to be up."""
     engines = {pool.engine for pool in topology.sites[site].pools.values()}
-    return VLLM_START_S if "vllm" in engines else START_S
+    return START_S + max(ENGINE_START_S.get(engine, 0.0) for engine in engines)
 
 
 def _vllm(section: Vllm) -> VllmSettings:
-    python = section.python
-    if python is not None and "/" in python:  # workers run in other folders than this process
+    """With paths as they are from here: workers run in other folders than this process."""
+    python, pools = section.python, section.pools
+    if python is not None and "/" in python:
         python = str(Path(python).absolute())
     return VllmSettings(
         python=python,
         args=section.args,
         env=section.env,
         attach=section.attach,
-        pools=section.pools,
+        pools=None if pools is None else str(Path(pools).absolute()),
     )
 
 

@@ -39,7 +39,7 @@ def test_processes_ports_and_memory(
     ]
     assert by_name["gateway 1"]["ports"] == [port]
     worker = by_name["hami/compute/0"]
-    assert worker["what"] == "torch, main and prefill, 16 legs, 32768 tokens of KV"
+    assert worker["what"] == "torch, main and prefill, 16 legs, 32768 tokens of KV in bfloat16"
     assert worker["memory_bytes"] == 135_000_000 * 4 + 32768 * 23_040
     store = by_name["shenzhen/memory/store"]["memory_bytes"]
     assert store == 512 << 20
@@ -47,6 +47,20 @@ def test_processes_ports_and_memory(
     assert told["emulated"] == ["hami - shenzhen: 25 ms, 10 Mbps"]
     assert told["free_ports"] == [20000, 31999]
     assert started == [], "it was started"
+
+
+def test_of_a_vllm_its_kv_is_told_in_its_own_dtype_and_the_rest_not_guessed(
+    topologies: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(topologies / "laptop-vllm.yaml")
+    assert run(["serve", file, "--dry-run", "--port", str(free_port()), "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (worker,) = [each for each in told["processes"] if each["name"] == "hami/relay/0"]
+    assert worker["what"] == (
+        "vllm, relay, 8 legs, at most 16384 tokens of KV in float32, as far as its vLLM has room, "
+        "which it says once it runs"
+    )
+    assert worker["memory_bytes"] == 16384 * 2 * 23_040
 
 
 def test_planned_roles_and_too_little_memory(

@@ -48,6 +48,15 @@ def test_a_pool_that_keeps_kv_says_how_much() -> None:
     assert "torch, main; keeps KV in 0.5 GiB of memory and 4 GiB of files" in done.stdout
 
 
+def test_kv_is_reckoned_in_the_dtype_that_the_file_gives() -> None:
+    done = pdd("validate", "configs/topologies/laptop-vllm.yaml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "smollm2-135m, 46080 bytes of KV per token (float32)" in done.stdout
+    assert "30 Mbps, jitter 0.2 ms, loss 0, emulated; the KV of 1000 tokens needs 12.3 s" in (
+        done.stdout
+    )
+
+
 def test_a_good_file_as_json() -> None:
     done = pdd("validate", "configs/topologies/hami-shenzhen.yaml", "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")

@@ -7,8 +7,10 @@ import pytest
 from orchestrator.errors import UserError
 from orchestrator.live.site_workers import worker_configs, worker_start_s
 from orchestrator.live.startable import agents_addresses, agents_host, check_site, check_startable
+from orchestrator.membership.inventory import START_S
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.schema import Topology
+from workers.engines.vllm.settings import START_S as VLLM_START_S
 from workers.engines.vllm.settings import VllmSettings
 from workers.service.config import SECRET_ENV
 
@@ -141,6 +143,10 @@ def test_a_worker_is_told_of_its_vllm(tmp_path: Path, monkeypatch: pytest.Monkey
     (config,) = worker_configs(one, "shenzhen", "m")
     assert (config.engine, config.kv_dtype, config.parallel) == ("vllm", "float32", 2)
     assert config.vllm == VllmSettings(python=str(tmp_path / "env/bin/python"), args=("--x",))
-    assert worker_start_s(one, "shenzhen") > worker_start_s(one, "hami")
+    assert worker_start_s(one, "hami") == START_S
+    assert worker_start_s(one, "shenzhen") == START_S + VLLM_START_S, "the engine's own wait"
+    attach = (vllm, 'engine: vllm, vllm: {attach: "http://127.0.0.1:1", pools: here}')
+    (config,) = worker_configs(topology(tmp_path, change, attach), "shenzhen", "m")
+    assert config.vllm == VllmSettings(attach="http://127.0.0.1:1", pools=str(tmp_path / "here"))
     (plain, *_) = worker_configs(one, "hami", "m")
     assert (plain.engine, plain.vllm) == ("torch", None)

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from tests.transport.kv_helpers import (
     LAYOUT,
     MODEL,
@@ -16,6 +18,7 @@ from tests.transport.kv_helpers import (
 )
 from transport.stream.frames import FrameError, Kind
 from transport.stream.framing import PREAMBLE_BYTES, parse_preamble
+from transport.stream.sender import StreamBroken
 from transport.tcp.client import KVClient, KVStream
 from transport.tcp.peer import Route
 from transport.tcp.server import KVServer
@@ -250,3 +253,15 @@ async def until(good: Callable[[], object], seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
         while not good():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
+
+
+async def refused(pair: Pair, **client: str) -> str:
+    """What another client's stream breaks with."""
+    stranger = make_client(name="stranger", **client)
+    try:
+        with pytest.raises(StreamBroken) as caught:
+            await stranger.open(pair.route(), make_offer(), "raw", token_bytes=1)
+    finally:
+        await stranger.close()
+    assert not pair.sink.offers
+    return str(caught.value)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.transport.kv_helpers import MemorySink, make_offer
 from tests.transport.stream.stream_world import fed, wire_bytes
-from tests.transport.tcp.tcp_pair import Pair, make_client, run, send_all, until
+from tests.transport.tcp.tcp_pair import Pair, make_client, refused, run, send_all, until
 from transport.stream import frames
 from transport.stream.framing import VERSION
 from transport.stream.reader import FrameReader
@@ -34,18 +34,6 @@ def lines(caplog: pytest.LogCaptureFixture, end: str) -> list[str]:
     name = f"transport.tcp.{end}"
     found = [r for r in caplog.records if r.name == name and r.levelno >= logging.WARNING]
     return [record.getMessage() for record in found]
-
-
-async def refused(pair: Pair, **client: str) -> str:
-    """What another client's stream breaks with."""
-    stranger = make_client(name="stranger", **client)
-    try:
-        with pytest.raises(StreamBroken) as caught:
-            await stranger.open(pair.route(), make_offer(), "raw", token_bytes=1)
-    finally:
-        await stranger.close()
-    assert not pair.sink.offers
-    return str(caught.value)
 
 
 def test_another_secret_gets_nothing(caplog):

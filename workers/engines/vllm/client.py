@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,26 @@ from workers.engines.vllm.asking import read_chunk
 
 _REGULAR = ("length", "stop")
 _CONNECT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where a vLLM answers: at a url, or behind a `socket` that only its user can open."""
+
+    url: str
+    key: str | None = None
+    socket: Path | None = None
+
+    def __str__(self) -> str:
+        return self.url if self.socket is None else f"unix:{self.socket}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.key is None else {"authorization": f"Bearer {self.key}"}
+
+    @property
+    def uds(self) -> str | None:
+        return None if self.socket is None else str(self.socket)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +57,8 @@ class Over:
 class RunsClient:
     """For any thread; `on_lost` hears from the client's own that vLLM cannot be talked to."""
 
-    def __init__(self, url: str, key: str | None, on_lost: Callable[[str], None]) -> None:
-        self._url = url
-        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    def __init__(self, door: Door, on_lost: Callable[[str], None]) -> None:
+        self._door = door
         self._on_lost = on_lost
         self._news: queue.SimpleQueue[Told | Over] = queue.SimpleQueue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -76,7 +96,10 @@ class RunsClient:
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._http = httpx.AsyncClient(
-            base_url=self._url, headers=self._headers, timeout=timeout, limits=limits
+            base_url=self._door.url,
+            headers=self._door.headers,
+            timeout=timeout,
+            transport=httpx.AsyncHTTPTransport(uds=self._door.uds, limits=limits),
         )
         self._loop.run_forever()
         self._loop.run_until_complete(self._http.aclose())
@@ -91,7 +114,13 @@ class RunsClient:
     def _start(self, run: int, raw: bytes) -> None:
         task = self._loop.create_task(self._read(run, raw))
         self._tasks[run] = task
-        task.add_done_callback(lambda _: self._tasks.pop(run, None))
+        task.add_done_callback(lambda ended: self._ended(run, ended))
+
+    def _ended(self, run: int, task: asyncio.Task[None]) -> None:
+        """What nobody foresaw must be heard too: a run without an end waits for ever."""
+        self._tasks.pop(run, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_lost(f"a request to vLLM failed: {error!r}")
 
     def _leave(self, run: int) -> None:
         task = self._tasks.get(run)

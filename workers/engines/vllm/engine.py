@@ -36,7 +36,7 @@ News = tuple[SeqId, int, int, int]  # see `KVListener`
 
 TICK_S = 0.004  # how long a step without news lasts: the pool is looked at, messages come in
 LAG = 8  # tokens that the law may be ahead of a run that samples; beyond, one extend is quicker
-STALL_S = 300.0  # no news of any run for so long: vLLM hangs
+STALL_S = 300.0  # no news of a run for so long: it is lost, and vLLM when none has any
 
 
 class VllmServer(Protocol):
@@ -84,7 +84,6 @@ class VllmEngine(PagedEngine[VllmSequence]):
         self._rows = Rows(pool)
         self._runs: dict[int, Run] = {}
         self._next_run = 1
-        self._news_at = clock()
         self._stepped_at = clock()
 
     def _sequence(self, seq: SeqId, spec: SequenceSpec, root: bytes) -> VllmSequence:
@@ -140,8 +139,7 @@ class VllmEngine(PagedEngine[VllmSequence]):
                     computed[seq] = state.computed
                     prefill += max(0, state.computed - before - 1)
                     stepped |= state.computed > before
-        if events or heard:
-            self._news_at = self._clock()
+            lost += self._stalled()
         if self.on_kv is not None:
             for new in heard:
                 self.on_kv(*new)
@@ -156,10 +154,29 @@ class VllmEngine(PagedEngine[VllmSequence]):
     def _check(self) -> None:
         """Raise EngineLost when vLLM will not go on."""
         why = self._server.lost or self._store.fault
-        if why is None and self._runs and self._clock() - self._news_at > STALL_S:
+        if why is None and self._runs and all(map(self._is_stalled, self._runs.values())):
             why = f"vLLM has made no progress for {STALL_S:.0f} s"
         if why is not None:
             raise EngineLost(why)
+
+    def _is_stalled(self, run: Run) -> bool:
+        return self._clock() - run.news_at > STALL_S
+
+    def _stalled(self) -> list[tuple[SeqId, str]]:
+        """Give up the runs of which nothing is heard while others go on."""
+        stalled = [
+            run
+            for run in self._runs.values()
+            if not run.revoked and run.table is None and self._is_stalled(run)
+        ]
+        if len(stalled) == len(self._runs):
+            return []  # it is vLLM itself, and `_check` says so
+        return [self._lose(run, f"no news of it from vLLM for {STALL_S:.0f} s") for run in stalled]
+
+    def _lose(self, run: Run, why: str) -> tuple[SeqId, str]:
+        run.off = True
+        self._sequences[run.seq].cancelled = True
+        return (run.seq, why)
 
     def _took(self) -> float:
         """What vLLM's step took that has just put a token's whole KV here."""
@@ -183,10 +200,11 @@ class VllmEngine(PagedEngine[VllmSequence]):
         # vLLM samples at least one token, also where only KV is wanted.
         count = max(1, min(goal, most) - length)
         self._pool.extend(state.table, self._blocks_for(min(length + count, most)))
-        run = Run(id=self._next_run, row=row, seq=state.id, given=length)
+        now = self._clock()
+        run = Run(id=self._next_run, row=row, seq=state.id, given=length, news_at=now)
         self._next_run += 1
         if not self._runs:
-            self._news_at = self._stepped_at = self._clock()
+            self._stepped_at = now
         state.run = self._runs[run.id] = run
         ask = Ask(
             model=self._server.model,
@@ -233,15 +251,14 @@ class VllmEngine(PagedEngine[VllmSequence]):
         run = self._runs.get(event.run)
         if run is None or run.revoked:
             return []
+        run.news_at = self._clock()
         if isinstance(event, Told):
             run.told.extend(event.tokens)
             return []
         run.over = True
         if event.refusal is None or run.table is not None:
             return []
-        run.off = True
-        self._sequences[run.seq].cancelled = True
-        return [(run.seq, event.refusal)]
+        return [self._lose(run, event.refusal)]
 
     def _follow(self, state: VllmSequence, run: Run) -> tuple[list[Sample], list[News]]:
         """Note what KV has come, and take the tokens before which all KV is here."""
@@ -262,6 +279,7 @@ class VllmEngine(PagedEngine[VllmSequence]):
             if has > had
         ]
         if news:
+            run.news_at = self._clock()
             ahead = [max(had, has) for had, has in zip(state.written, there, strict=True)]
             if min(ahead) > state.computed:
                 self._compute_to(state, min(ahead))

@@ -3,12 +3,13 @@
 import contextlib
 import os
 import secrets
-import socket
+import stat
 import tempfile
 from pathlib import Path
 
 from workers.api.info import EngineInfo
 from workers.engines.models import ModelError
+from workers.engines.vllm.client import Door
 from workers.engines.vllm.describe import Described, describe
 from workers.engines.vllm.engine import VllmEngine
 from workers.engines.vllm.pool import PoolRefused, PoolShape, SharedPool, sweep
@@ -39,21 +40,22 @@ def load_engine(
     if settings.attach is not None:
         pools = Path(settings.pools or "")
         guard = Guard(None, pools / name_of_pool)
-        server = Server(settings.attach, os.environ.get(KEY_ENV), None, guard)
+        server = Server(Door(settings.attach, os.environ.get(KEY_ENV)), None, guard)
     else:
-        pools, port = own_pools(), _free_port()
+        pools = private(own_pools())
+        socket = pools / f"{name_of_pool}.sock"  # the guard takes it along
         line = command(
             python=settings.python or "python3",
             model=model,
             dtype=dtype,
-            port=port,
+            socket=socket,
             pools=pools,
             ranks=ranks,
             args=settings.args,
         )
         process = Process(line, environment(settings.env), name)
         guard = Guard(process.group, pools / name_of_pool)
-        server = Server(f"http://127.0.0.1:{port}", None, process, guard)
+        server = Server(Door("http://vllm", socket=socket), process, guard)
     with contextlib.ExitStack() as undo:
         undo.callback(server.close)
         room = server.start()
@@ -69,6 +71,18 @@ def own_pools() -> Path:
     """The folder for the pools of workers that start their vLLM themselves: in memory."""
     shared = Path("/dev/shm")
     return (shared if shared.is_dir() else Path(tempfile.gettempdir())) / f"pdd-{os.geteuid()}"
+
+
+def private(folder: Path) -> Path:
+    """Made if need be; nobody else may have made it before us. Raises ModelError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.lstat()
+    except OSError as error:
+        raise ModelError(f"{folder}: {error.strerror}") from error
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+        raise ModelError(f"{folder} must be this user's folder, of mode 700: remove it")
+    return folder
 
 
 def _engine(
@@ -110,9 +124,3 @@ def _engine(
     engine = VllmEngine(info, pool, server)
     server.on_lost = engine.tell_lost
     return engine
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -154,6 +154,10 @@ class SharedPool:
         """Why vLLM cannot work with this pool, in its connector's words."""
         return self._file[_TEXT:_HEADER].rstrip(b"\0").decode(errors="replace") or None
 
+    def wants(self, row: int, run: int) -> bool:
+        """Whether a row is there, and still that run's."""
+        return row < self.shape.rows and int(self.claims[row]) == run
+
     def report(self, fault: str) -> None:
         """Say why this pool cannot be served; the first one stays."""
         if self.fault is None:

@@ -15,13 +15,15 @@ class Run:
 
     `given`: leading tokens of the sequence that the run has, those it sampled included; `fresh` of
     them are its own. `told`: tokens it sampled whose history's KV is not here yet. `off`: it went
-    another way than the sequence. `table`: of a sequence that was closed meanwhile.
+    another way than the sequence. `table`: of a sequence that was closed meanwhile. `news_at`: when
+    anything was heard of it, by the engine's clock.
     """
 
     id: int
     row: int
     seq: SeqId
     given: int
+    news_at: float
     fresh: int = 0
     told: deque[tuple[int, TokenLogprobs | None]] = field(default_factory=deque)
     off: bool = False

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import httpx
 
 from workers.engines.models import ModelError
-from workers.engines.vllm.client import Over, RunsClient, Told
+from workers.engines.vllm.client import Door, Over, RunsClient, Told
+from workers.engines.vllm.settings import START_S
 
 CONNECTOR = "workers.engines.vllm.inside.connector"
 SAMPLER = "workers.engines.vllm.inside.sampler:PddSampler"
 NAME = "pdd"  # under which the model is served
-START_S = 1200.0
 _LOOK_S = 1.0
 _ROOT = Path(__file__).parents[3]
 
@@ -47,9 +47,20 @@ def transfer_config(pools: Path) -> str:
 
 
 def command(
-    *, python: str, model: Path, dtype: str, port: int, pools: Path, ranks: int, args: Sequence[str]
+    *,
+    python: str,
+    model: Path,
+    dtype: str,
+    socket: Path,
+    pools: Path,
+    ranks: int,
+    args: Sequence[str],
 ) -> list[str]:
-    """How vLLM is started for a worker; `args` come last and may say otherwise."""
+    """How vLLM is started for a worker; `args` come last and may say otherwise.
+
+    It listens on a socket file and on no port: no other user of the machine can ask it, also not
+    by the paths that vLLM guards with no key, and no two can want the same port.
+    """
     return [
         python,
         "-m",
@@ -57,8 +68,7 @@ def command(
         f"--model={model}",
         f"--served-model-name={NAME}",
         f"--dtype={dtype}",
-        "--host=127.0.0.1",
-        f"--port={port}",
+        f"--uds={socket}",
         f"--tensor-parallel-size={ranks}",
         "--generation-config=vllm",
         f"--logits-processors={SAMPLER}",
@@ -95,21 +105,21 @@ def read_kv_tokens(metrics: str) -> int:
 class Server:
     """A vLLM that answers. `lost` says why it cannot be worked with any more, `on_lost` calls."""
 
-    def __init__(
-        self, url: str, key: str | None, process: "Process | None", guard: "Guard"
-    ) -> None:
+    def __init__(self, door: Door, process: "Process | None", guard: "Guard") -> None:
         self.model = NAME
         self.on_lost = lambda: None
         self._lost: str | None = None
         self._process = process
         self._guard = guard
         self._closing = threading.Event()
+        self._door = door
         self._http = httpx.Client(
-            base_url=url,
-            headers={} if key is None else {"authorization": f"Bearer {key}"},
+            base_url=door.url,
+            headers=door.headers,
             timeout=10.0,
+            transport=httpx.HTTPTransport(uds=door.uds),
         )
-        self._runs = RunsClient(url, key, self._is_lost)
+        self._runs = RunsClient(door, self._is_lost)
         self._watch = threading.Thread(target=self._look, name="vllm-watch", daemon=True)
 
     def start(self, start_s: float = START_S) -> Room:
@@ -118,12 +128,12 @@ class Server:
         while not self._healthy():
             self._raise_if_ended()
             if time.monotonic() > end:
-                raise ModelError(f"vLLM at {self._http.base_url} does not serve{self._said()}")
+                raise ModelError(f"vLLM at {self._door} does not serve{self._said()}")
             time.sleep(0.5)
         models = {model["id"]: model for model in self._get("/v1/models").json()["data"]}
         if NAME not in models:
             raise ModelError(
-                f"vLLM at {self._http.base_url} serves {', '.join(models)}: start it with "
+                f"vLLM at {self._door} serves {', '.join(models)}: start it with "
                 f"--served-model-name {NAME}"
             )
         kv_tokens = read_kv_tokens(self._get("/metrics").text)
@@ -162,7 +172,7 @@ class Server:
                 continue
             misses = 0 if self._healthy() else misses + 1
             if misses == 3:
-                self._is_lost(f"vLLM at {self._http.base_url} is not healthy")
+                self._is_lost(f"vLLM at {self._door} is not healthy")
                 return
 
     def _is_lost(self, why: str) -> None:
@@ -180,7 +190,7 @@ class Server:
         try:
             return self._http.get(path).raise_for_status()
         except httpx.HTTPError as error:
-            raise ModelError(f"vLLM at {self._http.base_url}{path}: {error!r}") from error
+            raise ModelError(f"vLLM at {self._door}{path}: {error!r}") from error
 
     def _raise_if_ended(self) -> None:
         if self._process is not None and self._process.ended:
@@ -191,7 +201,8 @@ class Server:
 
 
 # When whoever holds its standard input is gone, however that came about: ends a process group ($0,
-# or none), and removes a file ($1). It is nobody's child: Ray kills the children of its workers.
+# or none), and removes a pool's file ($1) with its vLLM's socket. It is nobody's child: Ray kills
+# the children of its workers.
 _GUARD = """exec 3<&0
 {
 cat >/dev/null
@@ -201,12 +212,13 @@ if [ $0 != none ]; then
   while kill -0 -$0 && [ $n -lt 50 ]; do sleep 0.1; n=$((n+1)); done
   kill -KILL -$0
 fi
-rm -f "$1"
+rm -f "$1" "$1.sock"
 } <&3 3<&- &"""
 
 
 class Guard:
-    """Ends what must not outlive this process: a process group (None: none) and a pool's file."""
+    """Ends what must not outlive this process: a process group (None: none), a pool's file and the
+    socket beside it."""
 
     def __init__(self, group: int | None, pool: Path) -> None:
         self._shell = subprocess.Popen(

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+START_S = 1200.0  # how long one may take to serve: it reads all weights, and compiles
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:

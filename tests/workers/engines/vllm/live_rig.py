@@ -72,7 +72,14 @@ def run(engine: VllmEngine, goals: dict[SeqId, int], limit_s: float = 300.0) -> 
     return heard
 
 
-def uninterrupted(url: str, prompts: Sequence[list[int]], count: int, sampling: Sampling):
+def client_of(engine: VllmEngine) -> httpx.Client:
+    """To ask an engine's vLLM beside it."""
+    door = engine._server._door
+    transport = httpx.HTTPTransport(uds=door.uds)
+    return httpx.Client(base_url=door.url, headers=door.headers, transport=transport, timeout=600.0)
+
+
+def uninterrupted(http: httpx.Client, prompts: Sequence[list[int]], count: int, sampling: Sampling):
     """What vLLM itself says to each prompt, all asked at once, without the connector."""
 
     def ask(prompt: list[int]) -> list[int]:
@@ -89,7 +96,7 @@ def uninterrupted(url: str, prompts: Sequence[list[int]], count: int, sampling: 
         if sampling != Sampling():
             wanted = Wanted(sampling=sampling, prompt_len=len(prompt), pool="", row=0, run=0)
             body["vllm_xargs"] = {"pdd": wanted.text}
-        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=600.0).raise_for_status()
+        answer = http.post("/v1/completions", json=body).raise_for_status()
         return answer.json()["choices"][0]["token_ids"]
 
     with ThreadPoolExecutor(len(prompts)) as threads:
@@ -107,8 +114,8 @@ def check_equal(heard: Heard, expected: list[int]) -> int:
     return 0
 
 
-def metric(url: str, name: str) -> float:
-    text = httpx.get(f"{url}/metrics", timeout=60.0).text
+def metric(http: httpx.Client, name: str) -> float:
+    text = http.get("/metrics").text
     values = re.findall(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+-]+)$", text, re.MULTILINE)
     assert values, f"vLLM has no metric {name}"
     return sum(map(float, values))

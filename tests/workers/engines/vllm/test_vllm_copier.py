@@ -254,6 +254,29 @@ def test_a_revoked_run_writes_and_loads_nothing(tmp_path: Path) -> None:
     assert not one.take_failed_blocks()
 
 
+@pytest.mark.parametrize(
+    ("row", "blocks", "size"),
+    [(4, OURS, SIZE), (1, (3, 6), SIZE), (1, (3,), 2 * SIZE)],
+    ids=["a row", "a block", "a block size"],
+)
+def test_what_the_pool_does_not_have_is_left_alone(
+    tmp_path: Path, row: int, blocks: tuple[int, ...], size: int
+) -> None:
+    """It would end vLLM, and with it everybody's requests."""
+    tokens = values(20)
+    pool = pool_with(tmp_path, tokens)
+    before = pool.bits.copy()
+    caches = [cache(8, 16) for _ in range(LAYERS)]
+    one = copier(tmp_path, caches, size=16)
+    load, save = Run("a", row, RUN, 20, blocks, size), Run("a", row, RUN, 0, blocks, size)
+    one.begin([load.load(0, 20, [[4, 5]], [16])], [save.save(20, [[2, 3]], [16])])
+    one.load()
+    save_all(one)
+    one.end()
+    assert (pool.bits == before).all()
+    assert one.take_failed_blocks() == {4, 5}
+
+
 def test_the_epoch_is_odd_while_a_step_works(tmp_path: Path) -> None:
     pool = pool_with(tmp_path, values(20))
     one = copier(tmp_path, [cache(8, 16) for _ in range(LAYERS)], size=16)

@@ -9,6 +9,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
+from tests.transport.kv_helpers import MemorySink
+from tests.transport.tcp.tcp_pair import Pair, refused, run
 from tests.workers.engines.torch.helpers import tiny_llama
 from workers.engines.models import ModelUnsupported, resolve_model
 from workers.engines.torch.load import build_engine, load_model
@@ -82,3 +84,29 @@ def test_pickled_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         file.rename(here / "pytorch_model.bin")
     with pytest.raises(ModelUnsupported, match="safetensors only"):
         describe(here, "float32")
+
+
+@pytest.mark.parametrize("what", ["weights", "dtype"])
+def test_a_vllm_and_a_torch_worker_that_differ_are_refused_with_both_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Before a byte of KV; both ends say what each of them has."""
+    monkeypatch.setenv("PDD_CACHE", str(tmp_path / "cache"))
+    here = save(tmp_path / "model", tiny_llama())
+    there = here if what == "dtype" else save(tmp_path / "other", wider(tiny_llama()))
+    vllm = describe(here, "float32").fingerprint
+    dtype = "bfloat16" if what == "dtype" else "float32"
+    torch_one = build_engine(load_model(there), kv_tokens=64, kv_dtype=dtype).info.fingerprint
+    assert vllm != torch_one
+
+    async def test() -> None:
+        async with Pair(MemorySink(), model=torch_one.canonical) as pair:
+            said = await refused(pair, model=vllm.canonical)
+        for value in (vllm.canonical, torch_one.canonical):
+            assert value in said
+
+    run(test)
+
+
+def wider(config: PreTrainedConfig) -> PreTrainedConfig:
+    return LlamaConfig(**{**config.to_dict(), "intermediate_size": 2 * config.intermediate_size})

@@ -401,6 +401,31 @@ def test_a_vllm_that_hangs_is_said(tmp_path: Path) -> None:
         one.begin()
 
 
+def test_one_run_that_hangs_is_lost_alone(tmp_path: Path) -> None:
+    one = engine(tmp_path, tokens=1024)
+    now = [0.0]
+    one._clock = lambda: now[0]
+    for seq in (A, B):
+        one.open(seq, spec(PROMPT, 300), reuse=False)
+        one.set_goal(seq, 300)
+    turn(one)
+    server = one._server
+    server.requests.pop(one._sequences[A].run.id)
+    lost: tuple[tuple[SeqId, str], ...] = ()
+    while not lost:
+        now[0] += 10.0
+        result = turn(one)
+        assert result is not None
+        lost = result.lost
+    assert lost == ((A, "no news of it from vLLM for 300 s"),)
+    assert now[0] == 310.0
+    assert one.length(B) > len(PROMPT) + 25
+    one.close(A)
+    one.close(B)
+    assert turn(one) is None
+    assert one.kv_held_tokens() == 0
+
+
 def test_it_takes_no_grammar(tmp_path: Path) -> None:
     one = engine(tmp_path)
     with pytest.raises(GrammarRefused):

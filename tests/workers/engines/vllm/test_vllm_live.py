@@ -9,12 +9,14 @@ from itertools import count
 from pydoc_data.topics import topics
 from time import monotonic, sleep
 
+import httpx
 import pytest
 from tokenizers import Tokenizer
 
 from tests.workers.engines.vllm.live_rig import (
     ENV,
     check_equal,
+    client_of,
     metric,
     run,
     spec,
@@ -64,8 +66,9 @@ def engine() -> Iterator[VllmEngine]:
 
 
 @pytest.fixture(scope="module")
-def url(engine: VllmEngine) -> str:
-    return str(engine._server._http.base_url)
+def vllm(engine: VllmEngine) -> Iterator[httpx.Client]:
+    with client_of(engine) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +80,21 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def references(url: str, prompts: list[list[int]]) -> dict[str, list[list[int]]]:
-    return {way: uninterrupted(url, prompts, NEW, wanted) for way, wanted in WAYS.items()}
+def references(vllm: httpx.Client, prompts: list[list[int]]) -> dict[str, list[list[int]]]:
+    return {way: uninterrupted(vllm, prompts, NEW, wanted) for way, wanted in WAYS.items()}
 
 
-def settle(engine: VllmEngine, url: str) -> float:
+def settle(engine: VllmEngine, vllm: httpx.Client) -> float:
     """Seconds until nothing is held here or in vLLM."""
     begun = monotonic()
-    while engine.begin() is not None or metric(url, "vllm:kv_cache_usage_perc"):
+    while engine.begin() is not None or metric(vllm, "vllm:kv_cache_usage_perc"):
         step = engine.begin()
         if step is not None:
             engine.finish(step)
         assert monotonic() - begun < 30, "KV stays held"
         sleep(0.01)
     assert engine.kv_held_tokens() == 0
-    assert metric(url, "vllm:num_requests_running") == 0
+    assert metric(vllm, "vllm:num_requests_running") == 0
     return monotonic() - begun
 
 
@@ -109,7 +112,7 @@ def test_it_has_the_room_that_vllm_has(engine: VllmEngine) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_whole_run_equals_vllms_own(
-    engine: VllmEngine, url: str, prompts: list[list[int]], references, way: str
+    engine: VllmEngine, vllm: httpx.Client, prompts: list[list[int]], references, way: str
 ) -> None:
     sampling = replace(WAYS[way], margins=True)
     seqs = [SeqId("whole", next(_epochs)) for _ in prompts]
@@ -120,14 +123,14 @@ def test_a_whole_run_equals_vllms_own(
     ties = sum(check_equal(heard[s], ref) for s, ref in zip(seqs, references[way], strict=True))
     for seq in seqs:
         engine.close(seq)
-    print(f"near ties: {ties} of {len(seqs)}; settled after {settle(engine, url):.3f} s")
+    print(f"near ties: {ties} of {len(seqs)}; settled after {settle(engine, vllm):.3f} s")
     assert ties <= 2
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cut", CUTS)
 def test_eight_handoffs_at_once(
-    engine: VllmEngine, url: str, prompts: list[list[int]], references, way: str, cut: int
+    engine: VllmEngine, vllm: httpx.Client, prompts: list[list[int]], references, way: str, cut: int
 ) -> None:
     """Prefill legs, the prompts' KV over to other sequences, and these go on after `cut` tokens."""
     sampling, references_now = replace(WAYS[way], margins=True), references[way]
@@ -139,7 +142,7 @@ def test_eight_handoffs_at_once(
         run(engine, {source: len(prompt) + 1})
         prompts_kv.append([engine.read(source, n, part, 0, len(prompt)) for n, part in parts])
         engine.close(source)
-    settle(engine, url)
+    settle(engine, vllm)
     targets = [SeqId("to", next(_epochs)) for _ in prompts]
     for target, prompt, kv, said in zip(targets, prompts, prompts_kv, references_now, strict=True):
         new = spec(prompt + said[:cut], len(prompt), NEW, sampling)
@@ -156,17 +159,17 @@ def test_eight_handoffs_at_once(
     )
     for target in targets:
         engine.close(target)
-    print(f"near ties: {ties} of {len(targets)}; settled after {settle(engine, url):.3f} s")
+    print(f"near ties: {ties} of {len(targets)}; settled after {settle(engine, vllm):.3f} s")
     assert ties <= 2
 
 
-def test_some_of_all_this_was_preempted(url: str, references) -> None:
-    assert metric(url, "vllm:num_preemptions_total") > 0
+def test_some_of_all_this_was_preempted(vllm: httpx.Client, references) -> None:
+    assert metric(vllm, "vllm:num_preemptions_total") > 0
 
 
 @pytest.mark.parametrize("turns", [0, 1, 30, 400])
 def test_a_client_that_leaves_takes_its_kv_along(
-    engine: VllmEngine, url: str, prompts: list[list[int]], turns: int
+    engine: VllmEngine, vllm: httpx.Client, prompts: list[list[int]], turns: int
 ) -> None:
     """At once, waiting, in prefill, in decode."""
     seqs = [SeqId("leaves", next(_epochs)) for _ in prompts]
@@ -180,11 +183,11 @@ def test_a_client_that_leaves_takes_its_kv_along(
             engine.finish(step)
     for seq in seqs:
         engine.close(seq)
-    print(f"settled after {settle(engine, url):.3f} s")
+    print(f"settled after {settle(engine, vllm):.3f} s")
 
 
 def test_kv_that_left_vllm_comes_back_from_the_pool(
-    engine: VllmEngine, url: str, prompts: list[list[int]]
+    engine: VllmEngine, vllm: httpx.Client, prompts: list[list[int]]
 ) -> None:
     """What vLLM's own cache has lost a later request loads through the connector."""
     prompt = prompts[-1]
@@ -192,12 +195,12 @@ def test_kv_that_left_vllm_comes_back_from_the_pool(
     engine.open(first, spec(prompt, len(prompt), 8, Sampling(margins=True)), reuse=False)
     expected = run(engine, {first: len(prompt) + 8})[first].tokens
     engine.close(first)
-    uninterrupted(url, [prompts[-1][::-1], prompts[-2] * 9], 2, Sampling())  # others' KV goes in
-    before = metric(url, "vllm:external_prefix_cache_hits_total")
+    uninterrupted(vllm, [prompts[-1][::-1], prompts[-2] * 9], 2, Sampling())  # others' KV goes in
+    before = metric(vllm, "vllm:external_prefix_cache_hits_total")
     found = engine.open(later, spec(prompt, len(prompt), 8, Sampling(margins=True)), reuse=True)
     heard = run(engine, {later: len(prompt) + 8})[later]
     engine.close(later)
     assert found == 992
-    assert metric(url, "vllm:external_prefix_cache_hits_total") > before
+    assert metric(vllm, "vllm:external_prefix_cache_hits_total") > before
     check_equal(heard, expected)
-    settle(engine, url)
+    settle(engine, vllm)

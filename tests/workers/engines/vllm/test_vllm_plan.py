@@ -27,6 +27,7 @@ def test_a_run_is_read_from_the_request() -> None:
         {"blocks": [1, -1]},
         {"blocks": []},
         {"block_size": 0},
+        {"block_size": 1 << 40},
         {"row": -1},
         {"have": "many"},
         {"blocks": None},

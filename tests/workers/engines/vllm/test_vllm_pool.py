@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from workers.engines.models import ModelError
+from workers.engines.vllm.load import private
 from workers.engines.vllm.pool import PoolRefused, PoolShape, SharedPool, sweep
 
 SHAPE = PoolShape(
@@ -109,3 +111,24 @@ def test_pools_of_the_dead_are_swept_away(tmp_path: Path) -> None:
     sweep(tmp_path / "no such folder")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"kept", "a file of others", "a folder of others", "a link"}
+
+
+def test_a_row_wants_its_own_run_only(tmp_path: Path) -> None:
+    """The sampler of a run that was aborted leaves the next one's margins alone."""
+    pool = SharedPool.create(tmp_path / "a", SHAPE)
+    pool.claims[1] = 7
+    assert pool.wants(1, 7)
+    assert not pool.wants(1, 8)
+    assert not pool.wants(SHAPE.rows, 7)
+
+
+def test_the_folder_of_pools_is_this_users_alone(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    assert private(own) == private(own) == own
+    own.chmod(0o755)
+    with pytest.raises(ModelError, match="must be this user's folder"):
+        private(own)
+    own.chmod(0o700)
+    (tmp_path / "link").symlink_to(own)
+    with pytest.raises(ModelError, match="must be this user's folder"):
+        private(tmp_path / "link")

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from workers.engines.models import ModelError
-from workers.engines.vllm.client import Over, Told
+from workers.engines.vllm.client import Door, Over, Told
 from workers.engines.vllm.server import (
     Guard,
     Process,
@@ -77,7 +78,7 @@ def player() -> Iterator[Any]:
 @pytest.fixture
 def attached(player: Any, tmp_path: Path) -> Iterator[Server]:
     guard = Guard(None, tmp_path / "pool")
-    server = Server(f"http://127.0.0.1:{player.server_port}", None, None, guard)
+    server = Server(Door(f"http://127.0.0.1:{player.server_port}"), None, guard)
     yield server
     server.close()
 
@@ -148,6 +149,46 @@ def test_whatever_else_means_that_vllm_is_lost(
     assert words in attached.lost
 
 
+def test_what_nobody_foresaw_is_heard_too(
+    player: Any, attached: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(run: int, data: str) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    heard = threading.Event()
+    attached.on_lost = heard.set
+    monkeypatch.setattr(attached._runs, "_told", fails)
+    player.answer = (200, [chunk([5])])
+    attached.submit(3, {})
+    assert heard.wait(10)
+    assert attached.lost == "a request to vLLM failed: RuntimeError('a mistake of ours')"
+
+
+class OnSocket(ThreadingHTTPServer):
+    address_family = socket.AF_UNIX
+    server_bind = socketserver.TCPServer.server_bind
+
+
+def test_a_vllm_of_our_own_answers_behind_a_socket(tmp_path: Path) -> None:
+    place = tmp_path / "pool.sock"
+    behind: Any = OnSocket(str(place), Player)
+    behind.daemon_threads = True
+    behind.name, behind.health, behind.hold = "pdd", 200, False
+    behind.answer = (200, [chunk([5], "length")])
+    threading.Thread(target=behind.serve_forever, daemon=True).start()
+    guard = Guard(None, tmp_path / "pool")
+    server = Server(Door("http://vllm", socket=place), None, guard)
+    try:
+        assert server.start() == (181 * 128, 77)
+        server.submit(3, {})
+        assert news(server, 2) == [Told(3, [(5, None)]), Over(3)]
+    finally:
+        server.close()
+        behind.shutdown()
+        behind.server_close()
+    assert not place.exists()
+
+
 def test_who_aborts_leaves(player: Any, attached: Server) -> None:
     player.answer, player.hold = (200, [chunk([5])]), True
     attached.submit(3, {})
@@ -179,13 +220,15 @@ def test_the_command_names_what_the_connector_needs(tmp_path: Path) -> None:
         python="python3",
         model=tmp_path,
         dtype="bfloat16",
-        port=7,
+        socket=tmp_path / "s",
         pools=tmp_path / "pools",
         ranks=4,
         args=["--enforce-eager"],
     )
     assert line[:3] == ["python3", "-m", "vllm.entrypoints.openai.api_server"]
-    assert {"--dtype=bfloat16", "--port=7", "--tensor-parallel-size=4"} <= set(line)
+    assert {"--dtype=bfloat16", "--tensor-parallel-size=4"} <= set(line)
+    assert f"--uds={tmp_path / 's'}" in line
+    assert not [part for part in line if part.startswith(("--port", "--host"))]
     assert line[-1] == "--enforce-eager"
     (transfer,) = [part for part in line if part.startswith("--kv-transfer-config=")]
     config = json.loads(transfer.partition("=")[2])
@@ -248,22 +291,17 @@ def started(name: str) -> tuple[Process, list[int]]:
     return process, [process.group, child]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_the_guard_ends_it_with_its_children_and_its_pool(tmp_path: Path) -> None:
     """That is also what happens when we die: our end of its pipe is closed."""
     process, pids = started("end")
-    (tmp_path / "pool").touch()
+    for left in ("pool", "pool.sock"):
+        (tmp_path / left).touch()
     guard = Guard(process.group, tmp_path / "pool")
     assert not process.ended
     guard.act()
     assert process.ended
     assert all(map(gone, pids))
-    assert not (tmp_path / "pool").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_guard_acts_when_its_owner_is_killed(tmp_path: Path) -> None:
@@ -288,7 +326,7 @@ def test_the_guard_acts_when_its_owner_is_killed(tmp_path: Path) -> None:
 def test_one_that_dies_is_noticed_with_its_last_words(tmp_path: Path) -> None:
     process, _ = started("dies")
     guard = Guard(process.group, tmp_path / "pool")
-    server = Server(f"http://127.0.0.1:{free_port()}", None, process, guard)
+    server = Server(Door("http://vllm", socket=tmp_path / "none"), process, guard)
     heard = threading.Event()
     server.on_lost = heard.set
     server._watch.start()
@@ -302,7 +340,7 @@ def test_one_that_dies_is_noticed_with_its_last_words(tmp_path: Path) -> None:
 def test_one_that_does_not_start_says_why(tmp_path: Path) -> None:
     process = Process([sys.executable, "-c", "raise ValueError('no such model')"], os.environ, "no")
     guard = Guard(process.group, tmp_path / "pool")
-    server = Server(f"http://127.0.0.1:{free_port()}", None, process, guard)
+    server = Server(Door("http://vllm", socket=tmp_path / "none"), process, guard)
     with pytest.raises(ModelError, match=r"does not start: ValueError: no such model \(its log"):
         server.start()
     server.close()

@@ -204,7 +204,7 @@ class Copier:
     def _place(self, copy: Copy) -> _Placed | None:
         """None: the pool is not to be had, or the run is not wanted any more."""
         pool = self._pool(copy.pool)
-        if pool is None or int(pool.claims[copy.row]) != copy.run:
+        if pool is None or not pool.wants(copy.row, copy.run):
             return None
         shape, start, stop = pool.shape, copy.start, copy.stop
         theirs = tuple(
@@ -212,6 +212,8 @@ class Copier:
             for table, size in zip(copy.theirs, self._sizes, strict=True)
         )
         ours = slots(copy.ours, shape.block_size, start, stop)
+        if len(ours) != stop - start or ours.max() >= shape.slots:
+            return None  # who asks vLLM by hand may name any blocks
         heads = slice(*heads_of(self._rank, self._ranks, shape.kv_heads))
         return _Placed(copy, pool, heads, theirs, ours)
 

@@ -14,6 +14,7 @@ import numpy as np
 Tables = Sequence[Sequence[int]]  # block tables, one for each of vLLM's cache groups
 
 NULL_BLOCK = 0  # vLLM's: what has left a sliding window
+MOST_BLOCK_SIZE = 1 << 16  # tokens: a bound on what a request can make us work out
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,11 @@ class Run:
             blocks=tuple(int(block) for block in params["blocks"]),
             block_size=int(params["block_size"]),
         )
-        if run.block_size < 1 or run.row < 0 or min(run.blocks, default=-1) < 0:
+        if (
+            not 0 < run.block_size <= MOST_BLOCK_SIZE
+            or run.row < 0
+            or min(run.blocks, default=-1) < 0
+        ):
             raise ValueError("a block, a row or a block size makes no sense")
         if not 0 <= run.have <= run.capacity:
             raise ValueError(f"{run.have} tokens are said to be in {len(run.blocks)} blocks")

@@ -57,7 +57,8 @@ class PddSampler(LogitsProcessor):
             drawn = draw(values, wanted.sampling, tokens, wanted.prompt_len)
             logits[index] = float("-inf")
             logits[index, drawn.token] = 0.0
-            if drawn.margin is not None and row.pool is not None:
+            wants = row.pool is not None and row.pool.wants(wanted.row, wanted.run)
+            if drawn.margin is not None and wants:
                 at = (len(tokens) - wanted.prompt_len) % MARGINS
                 row.pool.margins[wanted.row, at] = drawn.margin
         return logits
