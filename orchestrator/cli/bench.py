@@ -6,6 +6,7 @@ from orchestrator.cli.benches.chaos import chaos
 from orchestrator.cli.benches.codec import codec
 from orchestrator.cli.benches.driver import driver
 from orchestrator.cli.benches.faults import faults
+from orchestrator.cli.benches.fuzz import fuzz
 from orchestrator.cli.benches.gateway import gateway
 from orchestrator.cli.benches.handoff import handoff
 from orchestrator.cli.benches.hooks import hooks
@@ -31,6 +32,7 @@ app.command()(chaos)
 app.command()(codec)
 app.command()(driver)
 app.command()(faults)
+app.command()(fuzz)
 app.command()(gateway)
 app.command()(handoff)
 app.command()(hooks)

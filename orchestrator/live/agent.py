@@ -6,7 +6,6 @@ What places workers (Ray, in `ray_site`) stands behind `Placer`; this file knows
 import asyncio
 import contextlib
 import dataclasses
-import json
 import logging
 import random
 import socket
@@ -42,7 +41,7 @@ from orchestrator.membership.inventory import (
 from orchestrator.membership.standing import Standing, read_standing
 from transport.tls import TlsContexts, TlsFiles
 from workers.api.wire import WireError
-from workers.service.app import BearerOnly, answer, read_body
+from workers.service.app import BearerOnly, answer, read_body, read_bytes
 from workers.service.config import WorkerConfig
 from workers.service.front import Front, listen
 from workers.storage.process import StoreProcessConfig
@@ -52,6 +51,7 @@ from workers.storage.process import StoreProcessConfig
 PORTS = range(20000, 32000)
 
 WORKERS = TypeAdapter(tuple[WorkerConfig, ...])
+MOST_DEPTH, MOST_NAME = 8, 60  # of a place that an error names
 
 ORDER_S = 2.0  # to tell a worker that it shall drain, or to end it; well below a lease
 
@@ -338,12 +338,9 @@ class SiteAgent:
 
         async def drain(request: Request) -> Response:
             try:
-                body = await read_body(request)
+                names = read_names(await read_body(request))
             except WireError as error:
                 return answer({"error": str(error)}, 400)
-            names = body.get("workers") if isinstance(body, dict) else None
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                return answer({"error": 'must be {"workers": [names]}'}, 400)
             unknown = [name for name in names if name not in self._inventory.names]
             if unknown:
                 known = ", ".join(self._inventory.names)
@@ -353,10 +350,10 @@ class SiteAgent:
 
         async def workers(request: Request) -> Response:
             try:
-                wanted = WORKERS.validate_json(json.dumps(await read_body(request)))
+                wanted = read_workers(await read_bytes(request))
                 await self.follow(wanted)
-            except (WireError, ValidationError, CannotFollow) as error:
-                return answer({"error": " ".join(str(error).split())}, 409)
+            except (WireError, CannotFollow) as error:
+                return answer({"error": str(error)}, 409)
             return answer({"workers": [worker.name for worker in wanted]})
 
         async def stop(request: Request) -> Response:
@@ -372,6 +369,24 @@ class SiteAgent:
             ],
             middleware=[Middleware(BearerOnly, secret=self._secret)],
         )
+
+
+def read_names(body: Any) -> list[str]:
+    """The workers that are to drain. Raises WireError."""
+    names = body.get("workers") if isinstance(body, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise WireError('must be {"workers": [names]}')
+    return names
+
+
+def read_workers(body: bytes | bytearray) -> tuple[WorkerConfig, ...]:
+    """The workers that a site is to have, from JSON. Raises WireError naming the first mistake."""
+    try:
+        return WORKERS.validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part)[:MOST_NAME] for part in first["loc"][:MOST_DEPTH])
+        raise WireError(f"{where or 'workers'}: {first['msg']}") from None
 
 
 def _told(spec: SiteSpec) -> tuple[WorkerConfig, ...]:

@@ -12,6 +12,7 @@ from orchestrator.membership.reports import (
     WorkerState,
 )
 from orchestrator.membership.standing import Standing
+from workers.api.wire import shown
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class SiteLeases:
         site = report.site
         if site not in self._sites:
             known = ", ".join(sorted(self._sites))
-            raise LeaseRefused(f"no site {site!r} in the topology; there are {known}")
+            raise LeaseRefused(f"no site {shown(site)} in the topology; there are {known}")
         lease = self._leases.get(site)
         if lease is not None and not lease.lapsed and report.agent_epoch < lease.epoch:
             raise LeaseRefused(f"a newer agent of {site} holds the lease")

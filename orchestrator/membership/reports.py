@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from orchestrator.membership.standing import Standing, read_standing
 from workers.api.budget import Budget
 from workers.api.messages import Role
-from workers.api.wire import WireError
+from workers.api.wire import WireError, shown
 
 ADDRESS = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}")
 NAMES = re.compile(r"(?:[0-9a-f]{16})*")  # of KV blocks, their first eight bytes
@@ -114,7 +114,7 @@ def read_hello(body: Any) -> Hello:
             keeps=None if body.get("keeps") is None else Budget(**body["keeps"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"not a hello: {type(error).__name__} {error}") from error
+        raise WireError(f"not a hello: {type(error).__name__} {str(error)[:60]}") from error
     sizes = (hello.max_context, hello.kv_total_tokens, hello.block_size)
     numbers = (hello.pid, hello.slots, *sizes)
     if not all(type(n) is int and n > 0 for n in (*numbers, hello.kv_bytes_per_token)):
@@ -130,7 +130,9 @@ def read_report(body: Any) -> Report:
     workers = [_read_worker(worker) for worker in _field(body, "workers", list)]
     for worker in workers:
         if not worker.name.startswith(f"{site}/{worker.pool}/"):
-            raise LeaseRefused(f"name: {worker.name!r} is no worker of {site}/{worker.pool}")
+            raise LeaseRefused(
+                f"name: {shown(worker.name)} is no worker of {shown(f'{site}/{worker.pool}')}"
+            )
     stores = body.get("stores", [])
     if type(stores) is not list:
         raise LeaseRefused("stores: not a list")
@@ -159,8 +161,28 @@ def _read_store(body: Any) -> StoreReport:
         whole=_field(body, "whole", bool),
         added=_names(body, "added"),
         removed=_names(body, "removed"),
-        account=account if isinstance(account, dict) else None,
+        account=None if account is None else _account(account),
     )
+
+
+def _account(body: Any) -> dict[str, Any]:
+    """As `BlockStore.account` gives it; what it says beyond what is shown is nobody's business."""
+    counts, tiers = _field(body, "counts", dict), _field(body, "tiers", dict)
+    return {
+        "counts": {name: _count(counts, name) for name in counts},
+        "tiers": {
+            tier: {of: _count(there, of) for of in ("bytes", "capacity_bytes")}
+            for tier, there in tiers.items()
+        },
+        "unwritten_bytes": _count(body, "unwritten_bytes"),
+    }
+
+
+def _count(body: Any, key: str) -> int:
+    count = _field(body, key, int)
+    if count < 0:
+        raise LeaseRefused(f"account: {shown(key)} is {count}, below 0")
+    return count
 
 
 def _names(body: Any, key: str) -> str:
@@ -173,10 +195,10 @@ def _names(body: Any, key: str) -> str:
 def _read_worker(body: Any) -> WorkerReport:
     reason = body.get("reason") if isinstance(body, dict) else None
     try:
-        roles = frozenset(Role(role) for role in _field(body, "roles", list))
+        roles = frozenset(map(_role, _field(body, "roles", list)))
         state = WorkerState(_field(body, "state", str))
     except ValueError as error:
-        raise LeaseRefused(f"workers: {error}") from error
+        raise LeaseRefused(f"workers: {shown(str(error))}") from error
     return WorkerReport(
         name=_field(body, "name", str),
         pool=_field(body, "pool", str),
@@ -188,15 +210,21 @@ def _read_worker(body: Any) -> WorkerReport:
     )
 
 
+def _role(told: Any) -> Role:
+    if type(told) is not str:
+        raise LeaseRefused(f"roles: {shown(told)} is no role")
+    return Role(told)
+
+
 def _field(body: Any, key: str, kind: type[T]) -> T:
     value = body.get(key) if isinstance(body, dict) else None
     if type(value) is not kind:
-        raise LeaseRefused(f"{key}: missing, or not of type {kind.__name__}")
+        raise LeaseRefused(f"{shown(key)[1:-1]}: missing, or not of type {kind.__name__}")
     return value
 
 
 def _address(body: Any, key: str) -> str:
     address = _field(body, key, str)
     if not ADDRESS.fullmatch(address):
-        raise LeaseRefused(f"{key}: {address!r} is not host:port")
+        raise LeaseRefused(f"{key}: {shown(address)} is not host:port")
     return address

@@ -8,6 +8,10 @@ at once, and a gateway or an agent that begins anew learns from the other side.
 from dataclasses import dataclass
 from typing import Any
 
+from workers.api.wire import shown
+
+MOST_VERSION = 2**53  # the next one is still an integer to every reader of JSON
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
@@ -33,10 +37,10 @@ def read_standing(body: Any) -> Standing:
     if not isinstance(body, dict):
         raise ValueError("standing: not an object")
     version, drained, replace = (body.get(key) for key in ("version", "drained", "replace"))
-    if type(version) is not int or version < 0:
-        raise ValueError(f"standing.version: {version!r} is no version")
+    if type(version) is not int or not 0 <= version < MOST_VERSION:
+        raise ValueError(f"standing.version: {shown(version)} is no version")
     if type(drained) is not bool:
-        raise ValueError(f"standing.drained: {drained!r} is neither true nor false")
+        raise ValueError(f"standing.drained: {shown(drained)} is neither true nor false")
     if not isinstance(replace, list) or not all(type(name) is str for name in replace):
         raise ValueError("standing.replace: not a list of names")
     return Standing(version=version, drained=drained, replace=frozenset(replace))

@@ -1,17 +1,23 @@
 """A YAML file as plain data, with the line and column of everything in it."""
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
+from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.scanner import Scanner, ScannerError
 
 from orchestrator.topology.mistakes import Mistake, Path, TopologyError, path_text
 
 Position = tuple[int, int]  # line and column, from 1
 
 TAG = "tag:yaml.org,2002:"
+MOST_BYTES = 1 << 20
+MOST_DEPTH = 100
+MOST_VALUES = 1 << 17  # with every alias written out, as its readers see it
 
 
 @dataclass(slots=True)
@@ -48,14 +54,23 @@ def read_document(path: FilePath) -> Document:
     """Read a file; raises TopologyError when it is not a YAML document at all."""
     file = str(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as content:
+            data = content.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            message = f"larger than {MOST_BYTES} bytes"
+            raise TopologyError([Mistake(file, 1, 1, "", message)])
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise TopologyError([Mistake(file, 1, 1, "", f"not UTF-8 text: {error.reason}")]) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise TopologyError([Mistake(file, 1, 1, "", f"cannot be read: {reason}")]) from None
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML allows it
+            yaml = YAML(typ="safe", pure=True)
+            yaml.Scanner = _Scanner
+            root = yaml.compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -69,11 +84,37 @@ def read_document(path: FilePath) -> Document:
         raise TopologyError([Mistake(file, 1, 1, "", message)]) from None
     except RecursionError:
         raise TopologyError([Mistake(file, 1, 1, "", "nested too deeply")]) from None
+    except Exception as error:  # ruamel's own readers stumble over odd directives, tags and escapes
+        message = f"not YAML that can be read ({type(error).__name__})"
+        raise TopologyError([Mistake(file, 1, 1, "", message)]) from None
     if root is None:
         raise TopologyError([Mistake(file, 1, 1, "", "empty: there is nothing in it")])
     document = Document(file=file, data=None, root=root)
-    document.data = _Reader(document).read(root, ())
+    reader = _Reader(document)
+    document.data = reader.read(root, ())
+    if reader.size(root) > MOST_VALUES:
+        message = f"with its aliases it holds more than {MOST_VALUES} values"
+        raise TopologyError([Mistake(file, 1, 1, "", message)])
     return document
+
+
+class _Scanner(Scanner):
+    """Gives up at a depth that no file of ours has: deeper ones cost it the square of their depth,
+    and its callers Python's stack.
+    """
+
+    def fetch_flow_collection_start(self, token_class: Any, to_push: str) -> None:
+        self._check_depth()
+        super().fetch_flow_collection_start(token_class, to_push)
+
+    def add_indent(self, column: int) -> bool:
+        self._check_depth()
+        added: bool = super().add_indent(column)
+        return added
+
+    def _check_depth(self) -> None:
+        if len(self.flow_context) + len(self.indents) > MOST_DEPTH:
+            raise ScannerError(None, None, "nested too deeply", self.reader.get_mark())
 
 
 class _Reader:
@@ -82,6 +123,7 @@ class _Reader:
     def __init__(self, document: Document) -> None:
         self._document = document
         self._known: dict[int, object] = {}
+        self._sizes: dict[int, int] = {}  # of what is known, every alias written out
         self._open: set[int] = set()
 
     def read(self, node: Node, path: Path) -> object:
@@ -100,7 +142,12 @@ class _Reader:
             data = self._scalar(node, path)
         self._open.discard(id(node))
         self._known[id(node)] = data
+        self._sizes[id(node)] = 1 + sum(self.size(part) for part in _parts(node))
         return data
+
+    def size(self, node: Node) -> int:
+        """How many values a node that was read stands for."""
+        return self._sizes.get(id(node), 1)
 
     def _mapping(self, node: MappingNode, path: Path) -> dict[str, object]:
         data: dict[str, object] = {}
@@ -143,6 +190,12 @@ class _Reader:
         line, column = _start(node)
         document = self._document
         document.mistakes.append(Mistake(document.file, line, column, path_text(path), message))
+
+
+def _parts(node: Node) -> list[Node]:
+    if isinstance(node, MappingNode):
+        return [value for _, value in node.value]
+    return node.value if isinstance(node, SequenceNode) else []
 
 
 def _start(node: Node) -> Position:

@@ -6,6 +6,7 @@ same for any family of dataclasses, whose fields may hold messages.
 """
 
 import math
+import reprlib
 import types
 from array import array
 from collections.abc import Callable, Container, Mapping
@@ -96,10 +97,10 @@ class Wire:
     def decode(self, body: Any, allowed: Container[type]) -> Any:
         """What `body` holds, one of the classes in `allowed`. Raises WireError."""
         if type(body) is not dict:
-            raise WireError(f"{self._what} must be an object, got {_short(body)}")
+            raise WireError(f"{self._what} must be an object, got {shown(body)}")
         kind = body.get("kind")
         if not isinstance(kind, str) or self._kinds.get(kind) not in allowed:
-            raise WireError(f"kind: unknown or not accepted here: {_short(kind)}")
+            raise WireError(f"kind: unknown or not accepted here: {shown(kind)}")
         return self._readers[self._kinds[kind]](body, kind)
 
 
@@ -116,57 +117,63 @@ def decode(body: Any, allowed: tuple[type, ...]) -> Any:
 # ---------------------------------------------------------------- checks, one per type
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
+def shown(value: Any) -> str:
+    """A value that somebody else wrote, for an error's one line: short, however large or deep."""
+    text = _FEW.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+_FEW = reprlib.Repr()  # repr itself gives up at values that JSON still nests
+_FEW.maxlevel, _FEW.maxstring, _FEW.maxother, _FEW.maxlong = 3, 60, 60, 60
 
 
 def _integer(value: Any, path: str) -> int:
     if type(value) is not int or not 0 <= value <= MAX_INT:
-        raise WireError(f"{path}: must be an integer of 0 or more, got {_short(value)}")
+        raise WireError(f"{path}: must be an integer of 0 or more, got {shown(value)}")
     return value
 
 
 def _signed(value: Any, path: str) -> int:
     if type(value) is not int or not MIN_SIGNED <= value <= MAX_SIGNED:
-        raise WireError(f"{path}: must be an integer of 64 bits, got {_short(value)}")
+        raise WireError(f"{path}: must be an integer of 64 bits, got {shown(value)}")
     return value
 
 
 def _number(value: Any, path: str) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise WireError(f"{path}: must be a finite number, got {_short(value)}")
+        raise WireError(f"{path}: must be a finite number, got {shown(value)}")
     return float(value)
 
 
 def _text(value: Any, path: str) -> str:
     if type(value) is not str:
-        raise WireError(f"{path}: must be a string, got {_short(value)}")
+        raise WireError(f"{path}: must be a string, got {shown(value)}")
     return value
 
 
 def _flag(value: Any, path: str) -> bool:
     if type(value) is not bool:
-        raise WireError(f"{path}: must be true or false, got {_short(value)}")
+        raise WireError(f"{path}: must be true or false, got {shown(value)}")
     return value
 
 
 def _ids(value: Any, path: str) -> tuple[int, ...]:
     if type(value) is not list:
-        raise WireError(f"{path}: must be a list of token ids, got {_short(value)}")
+        raise WireError(f"{path}: must be a list of token ids, got {shown(value)}")
     try:
         return tuple(array("I", value))
     except (TypeError, OverflowError):
-        raise WireError(f"{path}: must be a list of token ids, got {_short(value)}") from None
+        raise WireError(f"{path}: must be a list of token ids, got {shown(value)}") from None
 
 
 def _choice(cls: type[StrEnum]) -> Check:
+    known = {str(member): member for member in cls}
+
     def check(value: Any, path: str) -> StrEnum:
-        try:
-            return cls(value)
-        except ValueError:
-            names = ", ".join(cls)
-            raise WireError(f"{path}: must be one of {names}, got {_short(value)}") from None
+        found = known.get(value) if type(value) is str else None
+        if found is None:
+            raise WireError(f"{path}: must be one of {', '.join(cls)}, got {shown(value)}")
+        return found
 
     return check
 
@@ -178,7 +185,7 @@ def _optional(inner: Check) -> Check:
 def _list_of(inner: Check) -> Check:
     def check(value: Any, path: str) -> tuple[Any, ...]:
         if type(value) is not list:
-            raise WireError(f"{path}: must be a list, got {_short(value)}")
+            raise WireError(f"{path}: must be a list, got {shown(value)}")
         return tuple(inner(item, path) for item in value)
 
     return check
@@ -187,7 +194,7 @@ def _list_of(inner: Check) -> Check:
 def _pair(first: Check, second: Check) -> Check:
     def check(value: Any, path: str) -> tuple[Any, Any]:
         if type(value) is not list or len(value) != 2:
-            raise WireError(f"{path}: must be a pair, got {_short(value)}")
+            raise WireError(f"{path}: must be a pair, got {shown(value)}")
         return first(value[0], path), second(value[1], path)
 
     return check
@@ -199,7 +206,7 @@ def _set_of(inner: Check) -> Check:
     def check(value: Any, path: str) -> frozenset[Any]:
         checked = items(value, path)
         if len(set(checked)) < len(checked):
-            raise WireError(f"{path}: must hold nothing twice, got {_short(value)}")
+            raise WireError(f"{path}: must hold nothing twice, got {shown(value)}")
         return frozenset(checked)
 
     return check
@@ -208,7 +215,7 @@ def _set_of(inner: Check) -> Check:
 def _table_of(inner: Check) -> Check:
     def check(value: Any, path: str) -> dict[str, Any]:
         if type(value) is not dict:
-            raise WireError(f"{path}: must be an object, got {_short(value)}")
+            raise WireError(f"{path}: must be an object, got {shown(value)}")
         return {name: inner(item, path) for name, item in value.items()}
 
     return check
@@ -224,14 +231,14 @@ def _record(cls: type) -> Check:
 
     def check(value: Any, path: str) -> Any:
         if type(value) is not dict:
-            raise WireError(f"{path}: must be an object, got {_short(value)}")
+            raise WireError(f"{path}: must be an object, got {shown(value)}")
         values = {}
         for name, item in value.items():
             field_check = checks.get(name)
             if field_check is not None:
                 values[name] = field_check(item, name)
             elif name != "kind":
-                raise WireError(f"{path}: unknown field {_short(name)}")
+                raise WireError(f"{path}: unknown field {shown(name)}")
         if not required <= values.keys():
             raise WireError(f"{path}: {', '.join(sorted(required - values.keys()))} missing")
         try:

@@ -64,7 +64,7 @@ def build_app(service: Service, secret: str) -> Starlette:
     def accept(kinds: tuple[type, ...]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             try:
-                messages = _messages(await read_body(request), kinds)
+                messages = read_messages(await read_body(request), kinds)
             except WireError as error:
                 return answer({"error": str(error)}, 400)
             service.take(messages, request.query_params.get("gateway"))
@@ -122,6 +122,11 @@ class _Streaming:
 
 async def read_body(request: Request) -> Any:
     """The JSON a request carries. Raises WireError when it is none, or far too long."""
+    return parse(await read_bytes(request))
+
+
+async def read_bytes(request: Request) -> bytearray:
+    """What a request carries. Raises WireError when it is cut off, or far too long."""
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -130,13 +135,19 @@ async def read_body(request: Request) -> Any:
                 raise WireError(f"the body is longer than {MAX_BODY_BYTES} bytes")
     except ClientDisconnect:
         raise WireError("the body is cut off") from None
+    return body
+
+
+def parse(body: bytes | bytearray) -> Any:
+    """JSON. Raises WireError."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise WireError(f"not JSON: {error}") from None
 
 
-def _messages(body: Any, kinds: tuple[type, ...]) -> list[DownMessage]:
+def read_messages(body: Any, kinds: tuple[type, ...]) -> list[DownMessage]:
+    """What a gateway posts, all of these kinds. Raises WireError."""
     messages = body.get("messages") if type(body) is dict else None
     if type(messages) is not list:
         raise WireError('must be {"messages": [...]}')

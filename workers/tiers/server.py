@@ -145,7 +145,7 @@ class StoreServer:
                 return
             try:
                 while not self._closing:
-                    self._answer(wire)
+                    self.answer(wire)
             except (OSError, WireBroken, ValueError) as error:
                 if not isinstance(error, ConnectionError):
                     self._store.defect("answer", _cause(error))
@@ -174,7 +174,8 @@ class StoreServer:
 
     # ------------------------------------------------------------ one question
 
-    def _answer(self, wire: Wire) -> None:
+    def answer(self, wire: Wire) -> None:
+        """Wait for a question and answer it. Raises OSError, WireBroken and ValueError."""
         wire.deadline = None  # between questions a worker may be silent for ever
         head = wire.head(*_ANSWERS, at_most=MAX_KEYS * KEY_BYTES)
         wire.deadline = time.monotonic() + PATIENCE_S

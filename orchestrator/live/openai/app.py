@@ -154,7 +154,7 @@ def create_app(
         # A page of another origin can only send forms without asking first.
         if not request.headers.get("content-type", "").startswith("application/json"):
             raise ApiError(415, "the body must be application/json", code="invalid_content_type")
-        return _json(await order(_parse(await _read_body(request, ORDER_BYTES))))
+        return _json(await order(parse_body(await _read_body(request, ORDER_BYTES))))
 
     page = live_page()
 
@@ -235,11 +235,11 @@ def _too_large(limit: int) -> ApiError:
 async def _prepared(body: bytes, prepare: Callable[[Any], T]) -> T:
     """What `prepare` makes of the body; in a thread where it may take long. Raises ApiError."""
     if len(body) > INLINE_BODY or any(word in body for word in SLOW_WORDS):
-        return await asyncio.to_thread(lambda: prepare(_parse(body)))
-    return prepare(_parse(body))
+        return await asyncio.to_thread(lambda: prepare(parse_body(body)))
+    return prepare(parse_body(body))
 
 
-def _parse(body: bytes) -> Any:
+def parse_body(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.replay.workload.request import BadLine, TraceRequest, WorkloadError
+from workers.api.wire import shown
 
 BLOCK_TOKENS = 16
 MOONCAKE_BLOCK_TOKENS = 512
@@ -182,7 +183,7 @@ def _ours(line: str) -> TraceRequest:
         raise ValueError(f"blocks: {len(blocks)} of {BLOCK_TOKENS} tokens in a prompt of {prompt}")
     session = row.get("session")
     if session is not None and not isinstance(session, str):
-        raise ValueError(f"session: must be text, got {session!r}")
+        raise ValueError(f"session: must be text, got {shown(session)}")
     return TraceRequest(
         at=_number(row, "at"),
         prompt=prompt,
@@ -229,14 +230,16 @@ def _object(line: str) -> dict[str, Any]:
 def _number(row: dict[str, Any], key: str) -> float:
     value = row[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{key}: must be a number of at least 0, got {value!r}")
+        raise ValueError(f"{key}: must be a number of at least 0, got {shown(value)}")
     return float(value)
 
 
 def _tokens(row: dict[str, Any], key: str) -> int:
     value = row[key]
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TOKENS:
-        raise ValueError(f"{key}: must be a whole number from 1 to {MAX_TOKENS}, got {value!r}")
+        raise ValueError(
+            f"{key}: must be a whole number from 1 to {MAX_TOKENS}, got {shown(value)}"
+        )
     return value
 
 
