@@ -150,3 +150,15 @@ def test_columns_are_of_one_length_and_hold_what_they_should(change, words):
 def test_missing_fields_are_named():
     with pytest.raises(WireError, match="epoch, request missing"):
         decode({"kind": "stop"}, CONTROL)
+
+
+@pytest.mark.parametrize("deep", ["[" * 1020 + "]" * 1020, '{"a":' * 1020 + "1" + "}" * 1020])
+@pytest.mark.parametrize("field", ["request", "epoch", "role", "kind", "prompt_ids", "sampling"])
+def test_what_nests_as_deep_as_json_may_is_refused_in_one_line(field: str, deep: str) -> None:
+    """Python's own repr gives up before that, and the worker would with it."""
+    body = orjson.loads(orjson.dumps(encode(START))) | {field: orjson.loads(deep)}
+    for message in (body, orjson.loads(deep)):
+        with pytest.raises(WireError) as refused:
+            decode(message, CONTROL)
+        assert len(str(refused.value)) < 200
+        assert "\n" not in str(refused.value)

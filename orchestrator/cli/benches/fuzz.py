@@ -36,7 +36,7 @@ def fuzz(
             else:
                 outcome = Outcome(target=name)
                 run_round(target, seed, round, outcome)
-            told.append(dataclasses.asdict(outcome))
+            told.append(_told(outcome))
             if output is Format.TEXT:
                 print(_line(outcome))
     except Found as error:
@@ -47,6 +47,12 @@ def fuzz(
         print(found)
     if found is not None:
         raise typer.Exit(FAILED)
+
+
+def _told(outcome: Outcome) -> dict[str, Any]:
+    """As JSON values."""
+    fields = {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome)}
+    return fields | {"outcomes": dict(outcome.outcomes)}
 
 
 def _line(outcome: Outcome) -> str:

@@ -21,6 +21,7 @@ SURFACE = {
         "--story",
         "-o/--output",
     ],
+    "bench fuzz": ["--inputs", "--round", "--seed", "-o/--output", "names"],
     "bench gateway": ["-o/--output"],
     "bench handoff": [
         *("--engine", "--gateway-site", "--logs", "--replay", "--requests", "--topology"),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
 from orchestrator.membership.reports import (
@@ -36,6 +37,19 @@ HELLO = {
 }
 
 
+DEEP: Any = orjson.loads("[" * 1020 + "]" * 1020)  # as deep as JSON is read, deeper than repr
+STORE = {"pool": "p", "since": "", "version": "v", "whole": True, "added": "", "removed": ""}
+ACCOUNT = {
+    "counts": {"misses": 3},
+    "tiers": {"dram": {"bytes": 1, "capacity_bytes": 2, "tenants": {"acme": 1}}},
+    "unwritten_bytes": 0,
+}
+
+
+def account(**changed: Any) -> dict[str, Any]:
+    return report(H0) | {"stores": [STORE | {"account": ACCOUNT | changed}]}
+
+
 def report(*workers: dict[str, Any]) -> dict[str, Any]:
     return {"site": "hami", "agent_epoch": 1, "workers": list(workers), "lease": "renewed"}
 
@@ -47,6 +61,13 @@ def test_a_report_is_read_with_what_the_gateway_needs() -> None:
     assert (worker.pool, worker.roles) == ("p", {Role.PREFILL})
     assert (worker.state, worker.reason) == (WorkerState.FAILED, "no memory")
     assert (worker.http, worker.kv) == ("127.0.0.1:1", "127.0.0.1:2")
+
+
+def test_of_a_stores_account_is_kept_what_is_shown() -> None:
+    (store,) = read_report(account()).stores
+    assert store.account == ACCOUNT | {"tiers": {"dram": {"bytes": 1, "capacity_bytes": 2}}}
+    (away,) = read_report(report(H0) | {"stores": [STORE]}).stores
+    assert away.account is None
 
 
 def test_a_hello_is_read() -> None:
@@ -113,9 +134,21 @@ def test_what_is_no_hello_is_refused(body: Any, told: str) -> None:
         ({"site": "hami", "agent_epoch": 1}, "workers: missing"),
         ({"site": "hami", "agent_epoch": 1, "workers": ["x"]}, "roles: missing"),
         (report(H0) | {"workers": [H0 | {"name": None}]}, "name: missing"),
-        (report(H0) | {"workers": [S0]}, "name: 'shenzhen/q/0' is no worker of hami/q"),
+        (report(H0) | {"workers": [S0]}, "name: 'shenzhen/q/0' is no worker of 'hami/q'"),
         (report(H0 | {"roles": ["cook"]}), "'cook' is not a valid Role"),
-        (report(H0 | {"roles": [["main"]]}), "workers: "),
+        (report(H0 | {"roles": [["main"]]}), "roles: ['main'] is no role"),
+        (report(H0 | {"roles": [DEEP]}), "roles: [[["),
+        (report(H0) | {"standing": {"version": DEEP}}, "standing.version: [[["),
+        (report(H0) | {"standing": {"version": 2**64 - 1}}, "is no version"),
+        (report(H0) | {"site": "a\nb"}, "name: 'hami/p/0' is no worker of 'a\\nb/p'"),
+        (report(H0) | {"stores": [STORE | {"account": []}]}, "counts: missing"),
+        (report(H0) | {"stores": [STORE | {"account": {}}]}, "counts: missing"),
+        (report(H0) | {"stores": [STORE | {"account": {"a\nb": 1}}]}, "counts: missing"),
+        (account(counts={"a\nb": "3"}), "a\\nb: missing, or not of type int"),
+        (account(counts={"misses": -1}), "'misses' is -1, below 0"),
+        (account(tiers={"dram": {"bytes": 1}}), "capacity_bytes: missing"),
+        (account(tiers={"dram": None}), "bytes: missing"),
+        (account(unwritten_bytes=1.5), "unwritten_bytes: missing, or not of type int"),
         (report(H0 | {"state": "asleep"}), "'asleep' is not a valid WorkerState"),
         (report(H0 | {"http": "10.0.0.1"}), "http: '10.0.0.1' is not host:port"),
         (report(H0 | {"kv": "a b:1"}), "kv: 'a b:1' is not host:port"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.topology.document import MOST_BYTES, MOST_VALUES
 from orchestrator.topology.load import load_topology
 from orchestrator.topology.mistakes import TopologyError
 
@@ -487,7 +488,7 @@ def test_two_sites_without_any_link(tmp_path: Path) -> None:
             "2:1: not YAML: expected a single document in the stream, but found another document",
         ),
         ("a: *nobody\n", "1:4: not YAML: found undefined alias 'nobody'"),
-        ("[" * 700, "1:1: nested too deeply"),
+        ("[" * 700, "1:102: not YAML: nested too deeply"),
     ],
 )
 def test_not_a_topology_at_all(tmp_path: Path, text: str, line: str) -> None:
@@ -506,9 +507,8 @@ def test_aliases_that_grow_without_bound_cost_nothing(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x]"] + [
         f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30)
     ]
-    found = mistakes(tmp_path, "\n".join(lines) + "\n" + GOOD)
-    assert len(found) == 30
-    assert all("unknown key" in line for line in found)
+    text = "\n".join(lines) + "\n" + GOOD
+    assert _one(tmp_path, text) == f"1:1: with its aliases it holds more than {MOST_VALUES} values"
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -552,3 +552,41 @@ def test_a_codec_that_rounds_and_a_simulated_engine(tmp_path: Path, codec: str) 
     ]
     file.write_text(text)
     assert load_topology(file).policy.codec == "lossless"
+
+
+def _one(tmp_path: Path, text: str) -> str:
+    (mistake,) = mistakes(tmp_path, text)
+    return mistake
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("a:\n%YAML 9.9\n  b: 2", "KeyError"),
+        ("%YAML 1.3\n---\na: 08", "AssertionError"),
+        ('a: "\\Uffffffff"', "OverflowError"),
+    ],
+)
+def test_what_ruamel_itself_stumbles_over(tmp_path: Path, text: str, error: str) -> None:
+    assert _one(tmp_path, text) == f"1:1: not YAML that can be read ({error})"
+
+
+@pytest.mark.parametrize("opening", ["[", "{a: ", "[{a: ", "- ", "- - ", "? "])
+def test_depth_is_bounded_before_it_costs_time(tmp_path: Path, opening: str) -> None:
+    """Its scanner takes the square of the depth: a megabyte of brackets would take hours."""
+    deep = opening * (MOST_BYTES // len(opening))
+    assert "nested too deeply" in _one(tmp_path, deep[: MOST_BYTES - 1])
+
+
+def test_size_is_bounded(tmp_path: Path) -> None:
+    text = GOOD + "#" * MOST_BYTES
+    assert _one(tmp_path, text) == f"1:1: larger than {MOST_BYTES} bytes"
+
+
+def test_an_anchor_that_is_set_again_is_no_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    file = tmp_path / "again.yaml"
+    file.write_text(GOOD.replace("[relay]", "&a [relay]").replace("[main]", "&a [main]"))
+    load_topology(file)
+    assert not recwarn.list
