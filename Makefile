@@ -71,9 +71,11 @@ soak: venv
 leaks: venv
 	PDD_LEAKS=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/orchestrator/live/test_nothing_left.py
 
-# A million inputs for what reads bytes off a line; `make test` tries twenty thousand. Minutes.
+# A million inputs for every place that reads any: frames of KV, then control messages, HTTP bodies,
+# YAML and traces. `make test` tries some thousands. An hour, of which YAML is most.
 fuzz: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.transport.stream.fuzz --inputs $(INPUTS)
+	OMP_NUM_THREADS=1 $(BIN)/pdd bench fuzz --inputs $(INPUTS) $(ARGS)
 
 # Every rule of the core broken once: the tests must notice. Some minutes. (`pdd bench mutants`
 # breaks more rules, and the seeds of `make faults` must notice. Hours.)

@@ -1,7 +1,8 @@
 """Inputs in rounds, each by its own seed; what may come of one, and what may not.
 
-An input is taken, or refused in one line by the error of the place that reads it. Anything else, a
-round that takes longer than `ROUND_S` and memory that stays are found, with how to see them again.
+An input is taken, or refused in one line by the error of the place that reads it. Anything else,
+a round that computes for longer than `ROUND_S` and memory that grows are found, with how to see
+them again.
 """
 
 import collections
@@ -16,7 +17,7 @@ from types import FrameType
 from typing import Protocol
 
 PER_ROUND = 50
-ROUND_S = 20  # a round takes milliseconds; one that takes so long hangs
+ROUND_S = 20.0  # of CPU: a round takes milliseconds; one that takes so long hangs
 MOST_TEXT = 4000  # characters of a refusal: clients, logs and people read it
 GROWN_MB = 256.0  # of the process, beyond what the first rounds took
 TAKEN = "taken"
@@ -72,7 +73,7 @@ def run_round(target: Target, seed: int, number: int, outcome: Outcome) -> None:
     reader = target.reader()
     for _ in range(PER_ROUND):
         data = reader.input(rng)
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             reader.feed(data)
             outcome.outcomes[TAKEN] += 1
@@ -84,7 +85,7 @@ def run_round(target: Target, seed: int, number: int, outcome: Outcome) -> None:
         except Exception as error:
             what = f"{type(error).__name__}: {str(error)[:200]}"
             raise Found(_told(target, seed, number, data, what)) from error
-        outcome.slowest_ms = max(outcome.slowest_ms, (time.perf_counter() - began) * 1e3)
+        outcome.slowest_ms = max(outcome.slowest_ms, (time.thread_time() - began) * 1e3)
         outcome.inputs += 1
 
 
@@ -135,16 +136,16 @@ def _watched(target: Target, seed: int) -> Iterator[Callable[[int], None]]:
     at = 0
 
     def hangs(signum: int, frame: FrameType | None) -> None:
-        raise Found(_told(target, seed, at, b"", f"a round took more than {ROUND_S} s"))
+        raise Found(_told(target, seed, at, b"", f"a round took more than {ROUND_S:g} s"))
 
     def begins(number: int) -> None:
         nonlocal at
         at = number
-        signal.alarm(ROUND_S)
+        signal.setitimer(signal.ITIMER_PROF, ROUND_S)
 
-    before = signal.signal(signal.SIGALRM, hangs)
+    before = signal.signal(signal.SIGPROF, hangs)
     try:
         yield begins
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)

@@ -5,12 +5,15 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _BACKLOG = 512
+MAX_HEAD_BYTES = 32 << 10
+HEAD_S = 10.0  # from connecting, or from a head's first byte, to its end
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -35,7 +38,8 @@ class Front(uvicorn.Server):
     """uvicorn without its signal handlers: the process decides what a signal means.
 
     `serve(sockets=[...])` ends once `should_exit` is set; `up` is set when it answers. With `tls`
-    it speaks nothing else. `http` is uvicorn's protocol for a connection, or makes one's own.
+    it speaks nothing else. `http` makes the protocol of a connection; None: uvicorn's, with
+    bounds on what is read before anybody is known.
     """
 
     def __init__(
@@ -43,14 +47,14 @@ class Front(uvicorn.Server):
         app: ASGIApp,
         tls: ssl.SSLContext | None = None,
         *,
-        http: Callable[..., asyncio.Protocol] | Literal["auto"] = "auto",
+        http: Callable[..., asyncio.Protocol] | None = None,
     ) -> None:
         self.up = asyncio.Event()
         self._tls = tls
         super().__init__(
             uvicorn.Config(
                 app,
-                http=http,  # type: ignore[arg-type]  # any callable that makes one will do
+                http=http or _Bounded,  # type: ignore[arg-type]  # any callable that makes one
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -67,3 +71,47 @@ class Front(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Bounded(HttpToolsProtocol):
+    """A head that is too large or too slow ends the connection: who sends it is still a stranger.
+
+    Bodies are their readers' business; uvicorn itself bounds neither heads nor their time.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = True
+        self._head_bytes = 0
+        self._due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._due = self.loop.call_later(HEAD_S, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_time()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._due is None:
+                self._due = self.loop.call_later(HEAD_S, self.transport.abort)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.abort()
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_bytes = False, 0
+        self._in_time()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        super().on_message_complete()
+
+    def _in_time(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None

@@ -42,6 +42,7 @@ CORS: dict[str, Any] = {
     "allow_headers": ["*"],
     "expose_headers": ["x-request-id", "retry-after", *RATE_HEADERS],
 }
+MOST_DEPTH = 200  # of JSON; templates, schemas and printers bear less than its parser
 ORDER_BYTES = 4096  # of an operator's order
 INLINE_BODY = 32 << 10  # a larger prompt is tokenised in a thread, so that streams go on
 SLOW_WORDS = (b'"tools"', b'"json_schema"')  # so is what becomes a grammar
@@ -240,12 +241,35 @@ async def _prepared(body: bytes, prepare: Callable[[Any], T]) -> T:
 
 
 def parse_body(body: bytes) -> Any:
+    """JSON, no deeper than `MOST_DEPTH`. Raises ApiError 400."""
     try:
-        return orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise ApiError(
             400, f"the request body is not valid JSON: {error}", code="invalid_json"
         ) from error
+    # Most bodies have too few brackets to be deep.
+    if body.count(b"[") + body.count(b"{") > MOST_DEPTH and _deeper(value, MOST_DEPTH):
+        raise ApiError(
+            400, f"the request body is nested deeper than {MOST_DEPTH}", code="invalid_json"
+        )
+    return value
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    """Whether lists and objects lie in one another deeper than that."""
+    level = [value]
+    for _ in range(depth + 1):
+        inner: list[Any] = []
+        for held in level:
+            if isinstance(held, dict):
+                inner += held.values()
+            elif isinstance(held, list):
+                inner += held
+        level = [held for held in inner if isinstance(held, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 # ---------------------------------------------------------------- errors

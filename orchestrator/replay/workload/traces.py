@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from itertools import chain
+from io import BufferedIOBase
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from workers.api.wire import shown
 BLOCK_TOKENS = 16
 MOONCAKE_BLOCK_TOKENS = 512
 MAX_TOKENS = 1 << 24  # of a prompt or an output: more is a mistake
+MAX_LINE_BYTES = 16 << 20  # names of the blocks of a prompt of MAX_TOKENS
+MAX_LINES = 1 << 24
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _LOOKED_AT = 100  # lines, for one that tells the format
@@ -66,10 +69,24 @@ def read_trace(path: Path, format: Format | None = None) -> Trace:
         with path.open("rb") as raw:
             zipped = raw.read(len(_GZIP)) == _GZIP
         with gzip.open(path, "rb") if zipped else path.open("rb") as lines:
-            return _read(path, lines, format)
+            return _read(path, _bounded(path, lines), format)
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise WorkloadError(f"{path}: cannot be read: {reason}") from None
+
+
+def _bounded(path: Path, file: BufferedIOBase) -> Iterator[bytes]:
+    """The lines, of which a small gzip file may hold any number and of any length."""
+    for number in count(1):
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            return
+        if len(line) > MAX_LINE_BYTES or number > MAX_LINES:
+            what = f"line longer than {MAX_LINE_BYTES} bytes"
+            if number > MAX_LINES:
+                what = f"trace of more than {MAX_LINES} lines"
+            raise WorkloadError(f"{path}:{number}: a {what}")
+        yield line
 
 
 def _read(path: Path, lines: Iterable[bytes], format: Format | None) -> Trace:

@@ -7,7 +7,8 @@ import httpx
 import openai
 import pytest
 
-from orchestrator.live.openai.errors import FAILURES, from_fail, scrub
+from orchestrator.live.openai.app import parse_body
+from orchestrator.live.openai.errors import FAILURES, ApiError, from_fail, scrub
 from orchestrator.state.actions import Fail, Failure
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -348,3 +349,28 @@ def test_a_service_that_breaks_is_an_internal_error(scripted, serve, stream):
 )
 def test_what_the_inside_says_loses_paths_and_addresses(text, told):
     assert scrub(text) == told
+
+
+DEEP = '{"a":' * 900 + "1" + "}" * 900
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"response_format": {"type": "json_schema", "json_schema": '
+        f'{{"name": "s", "schema": {DEEP}}}}}',
+        f'"tools": [{{"type": "function", "function": {{"name": "f", "parameters": {DEEP}}}}}]',
+        f'"tools": {DEEP}',
+        f'"stop": {"[" * 900 + "]" * 900}',
+    ],
+)
+def test_what_nests_deeper_than_printers_bear_is_a_400(field: str) -> None:
+    """A schema's printer gave up at a depth that its parser had taken, and the answer was 500."""
+    with pytest.raises(ApiError, match="nested deeper than 200") as refused:
+        parse_body(f'{{"model": "m", "messages": [], {field}}}'.encode())
+    assert (refused.value.status, refused.value.code) == (400, "invalid_json")
+
+
+def test_many_brackets_are_not_deep() -> None:
+    value = {"tools": [{"a": [{}]}] * 1000, "deep": json.loads("[" * 199 + "]" * 199)}
+    assert parse_body(json.dumps(value).encode()) == value

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.replay.workload import traces
 from orchestrator.replay.workload.request import TraceRequest, WorkloadError
 from orchestrator.replay.workload.traces import Format, read_trace
 from tests.orchestrator.replay.workload.description import describe
@@ -257,3 +258,17 @@ def test_public_traces(name: str, count: int, known: float | None) -> None:
     assert (len(trace.rows), trace.bad) == (count, ())
     if known is not None:
         assert describe(trace).known == pytest.approx(known, abs=0.01)
+
+
+def test_a_line_and_a_trace_are_bounded_however_small_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(OURS.encode() + b" " * (traces.MAX_LINE_BYTES + 1)))
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(WorkloadError, match=r"bomb.gz:2: a line longer than 16777216 bytes"):
+        read_trace(path)
+    monkeypatch.setattr(traces, "MAX_LINES", 3)
+    with pytest.raises(WorkloadError, match=r"trace:4: a trace of more than 3 lines"):
+        read_trace(written(tmp_path, OURS * 4))
+    assert len(read_trace(written(tmp_path, OURS * 3)).rows) == 3
