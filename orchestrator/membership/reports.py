@@ -115,7 +115,6 @@ def read_hello(body: Any) -> Hello:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"not a hello: {type(error).__name__} {str(error)[:60]}") from error
-        raise WireError(f"not a hello: {type(error).__name__} {str(error)[:60]}") from error
     sizes = (hello.max_context, hello.kv_total_tokens, hello.block_size)
     numbers = (hello.pid, hello.slots, *sizes)
     if not all(type(n) is int and n > 0 for n in (*numbers, hello.kv_bytes_per_token)):
