@@ -23,6 +23,8 @@ from typing import Any
 
 import psutil
 
+from workers.engines.vllm.settings import GUARD_ENV
+
 KILL_S = 8.0
 
 _PR_SET_PDEATHSIG = 1
@@ -75,14 +77,18 @@ class Supervisor:
         """Kill everything below, daemons too.
 
         Nothing down there has anything to save by now: the owner has let stores of KV blocks end,
-        or it died, and blocks that wait for their files are lost and computed again.
+        or it died, and blocks that wait for their files are lost and computed again. Guards are
+        left the time to remove what their workers leave behind, as memory that is shared.
         """
         self._ending.set()
         deadline = time.monotonic() + KILL_S
         while (left := _alive()) and time.monotonic() < deadline:
             for process in left:
-                _kill(process)
+                if not _is_guard(process):
+                    _kill(process)
             time.sleep(0.05)
+        for process in left:
+            _kill(process)
 
 
 def _alive() -> list[psutil.Process]:
@@ -98,6 +104,13 @@ def _reap() -> None:
                 os.waitpid(child.pid, os.WNOHANG)
         except (psutil.NoSuchProcess, ChildProcessError):
             continue
+
+
+def _is_guard(process: psutil.Process) -> bool:
+    try:
+        return GUARD_ENV in process.environ()
+    except psutil.Error:  # it has ended, or is not to be read
+        return False
 
 
 def _kill(process: psutil.Process) -> None:

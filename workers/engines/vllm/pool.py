@@ -173,12 +173,15 @@ def sweep(folder: Path) -> None:
 
 
 def _remove_unowned(path: Path) -> None:
-    """A file becomes a pool only once its owner has locked it. Raises OSError."""
+    """With its vLLM's socket. A file becomes a pool only once its owner has locked it. Raises
+    OSError.
+    """
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if os.pread(handle, len(_MAGIC), 0) == _MAGIC:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
+            path.with_name(f"{path.name}.sock").unlink(missing_ok=True)
     finally:
         os.close(handle)
 

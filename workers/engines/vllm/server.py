@@ -16,7 +16,7 @@ import httpx
 
 from workers.engines.models import ModelError
 from workers.engines.vllm.client import Door, Over, RunsClient, Told
-from workers.engines.vllm.settings import START_S
+from workers.engines.vllm.settings import GUARD_ENV, START_S
 
 CONNECTOR = "workers.engines.vllm.inside.connector"
 SAMPLER = "workers.engines.vllm.inside.sampler:PddSampler"
@@ -226,6 +226,7 @@ class Guard:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, GUARD_ENV: "1"},
             start_new_session=True,
         )
         self._shell.wait(timeout=15.0)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+GUARD_ENV = "PDD_GUARD"  # set for what ends and removes things when its worker has gone
 START_S = 1200.0  # how long one may take to serve: it reads all weights, and compiles
 
 

@@ -104,6 +104,7 @@ def test_pools_of_the_dead_are_swept_away(tmp_path: Path) -> None:
     """Also where no guard was left to do it; one that is in use stays, and what is no pool."""
     kept = SharedPool.create(tmp_path / "kept", SHAPE)
     (tmp_path / "left").write_bytes(kept.path.read_bytes()[:4096])
+    (tmp_path / "left.sock").touch()  # its vLLM listened there
     (tmp_path / "a file of others").write_bytes(b"x")
     (tmp_path / "a folder of others").mkdir()
     (tmp_path / "a link").symlink_to(tmp_path / "nothing")
