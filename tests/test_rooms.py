@@ -18,7 +18,7 @@ FLOORS = [
     ["transport.tls", "transport.memory"],
     ["transport.certificates", "transport.tcp", "transport.emulator", "transport.lab"],
     ["workers.api"],
-    ["workers.costs"],
+    ["workers.costs", "workers.turns"],
     ["workers.kv"],
     ["workers.tiers"],
     ["workers.engines"],
