@@ -6,12 +6,13 @@ the while; its slopes are fitted by least squares over what comes after the firs
 """
 
 import asyncio
+import contextlib
 import random
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
@@ -27,10 +28,10 @@ from benchmarks.reliability.deployment import (
 )
 from benchmarks.service import Served
 
-CLIENTS = 24
+CLIENTS = 32
 LEAVING = 0.1
 LEAVES_WITHIN_S = 2.0
-LENGTHS = ((16, 16), (48, 32), (128, 48), (512, 24))  # prompt and output tokens
+LENGTHS = ((16, 8), (16, 8), (32, 8), (48, 12), (64, 4), (256, 24))  # prompt, output tokens
 FAULT_EVERY_S = 45.0  # on average
 FAULTS_HERE = (
     "prefill killed",
@@ -41,13 +42,15 @@ FAULTS_HERE = (
     "line cut for 5 s",
     "no way to main's site for 5 s",
 )
+BANDWIDTH = "400Mbps"  # so that the line is not what bounds the rate
 SAMPLES = 60  # of a soak, however long it is
 SETTLED = 0.2  # of the time: caches are full then
 FREE_S = 60.0
-SPEED = {"simulate": {"prefill_tokens_per_s": 8000.0, "step": "15ms"}, "slots": 32}
+SPEED = {"simulate": {"prefill_tokens_per_s": 8000.0, "step": "30ms"}, "slots": 32}
 BROKEN = (HANGS, WRONG, CUT_OFF)
 # Per thousand requests, in a soak of at least so many: names of tokens and prompts are cached.
-MOST = {"rss_bytes": 2e6, "files": 1.0, "threads": 0.2}
+MOST = {"rss_bytes": 2e6, "files": 1.0, "threads": 0.2, "tasks": 1.0}
+GROWING = (*MOST, "workers_rss_bytes", "workers_files", "held", "open")
 ENOUGH_REQUESTS = 5000
 
 
@@ -60,6 +63,11 @@ class Sample:
     rss_bytes: int
     files: int
     threads: int
+    tasks: int
+    workers_rss_bytes: int  # of all worker processes that are up
+    workers_files: int
+    held: int  # tokens of KV and legs at the workers; -1: one of them was down
+    open: int  # requests
 
 
 def run(*, minutes: float, seed: int, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -69,7 +77,9 @@ def run(*, minutes: float, seed: int, tell: Callable[[str], None]) -> dict[str, 
         name: {"pools": {pool: what | SPEED for pool, what in site["pools"].items()}}
         for name, site in TOPOLOGY["sites"].items()
     }
-    with serving_with_secret(TOPOLOGY | {"sites": sites}, tell) as (served, secret):
+    links = [TOPOLOGY["links"][0] | {"bandwidth": BANDWIDTH}]
+    topology = TOPOLOGY | {"sites": sites, "links": links}
+    with serving_with_secret(topology, tell) as (served, secret):
         told = asyncio.run(_Soak(served, secret, seed, tell).run(60.0 * minutes))
     return {"machine": measured_on, "seed": seed, "minutes": minutes} | told
 
@@ -88,7 +98,7 @@ class _Soak:
         async with connected(self._served, self._secret) as deployment:
             end = time.monotonic() + seconds
             troubles = asyncio.create_task(self._troubles(deployment, end))
-            samples = asyncio.create_task(self._sampled(seconds))
+            samples = asyncio.create_task(self._sampled(deployment, seconds))
             clients = [self._client(deployment, number, end) for number in range(CLIENTS)]
             await asyncio.gather(troubles, samples, *clients)
             healed = await until(deployment.all_up, FREE_S)
@@ -108,16 +118,7 @@ class _Soak:
             "left": left,
             "open": requests["open"] + requests["queued"],
             "slopes": slopes(self._samples),
-            "samples": [
-                {
-                    "at_s": sample.at,
-                    "requests": sample.requests,
-                    "rss_bytes": sample.rss_bytes,
-                    "files": sample.files,
-                    "threads": sample.threads,
-                }
-                for sample in self._samples
-            ],
+            "samples": [asdict(sample) for sample in self._samples],
             "broken": [what for what in BROKEN if self._outcomes[what]]
             + ["KV is left"] * bool(left)
             + ["requests are open"] * bool(requests["open"] + requests["queued"])
@@ -154,18 +155,34 @@ class _Soak:
             else:
                 self._faults[fault] += 1
 
-    async def _sampled(self, seconds: float) -> None:
-        began = time.monotonic()
+    async def _sample(self, deployment: Deployment, at: float) -> Sample:
+        status = await deployment.status()
         process = psutil.Process(self._served.process.pid)
+        workers_rss = workers_files = 0
+        for told in status["workers"]:
+            if told["state"] == "up":
+                with contextlib.suppress(psutil.Error):
+                    worker = psutil.Process(int(told["pid"]))
+                    workers_files += worker.num_fds()
+                    workers_rss += worker.memory_info().rss
+        return Sample(
+            at=at,
+            requests=self._outcomes.total(),
+            rss_bytes=process.memory_info().rss,
+            files=process.num_fds(),
+            threads=process.num_threads(),
+            tasks=status["tasks"],
+            workers_rss_bytes=workers_rss,
+            workers_files=workers_files,
+            held=await deployment.held(),
+            open=status["requests"]["open"] + status["requests"]["queued"],
+        )
+
+    async def _sampled(self, deployment: Deployment, seconds: float) -> None:
+        began = time.monotonic()
         for number in range(1, SAMPLES + 1):
             await asyncio.sleep(max(0.0, began + number * seconds / SAMPLES - time.monotonic()))
-            sample = Sample(
-                at=time.monotonic() - began,
-                requests=self._outcomes.total(),
-                rss_bytes=process.memory_info().rss,
-                files=process.num_fds(),
-                threads=process.num_threads(),
-            )
+            sample = await self._sample(deployment, time.monotonic() - began)
             self._samples.append(sample)
             if number % 6 == 0:
                 self._tell(
@@ -179,7 +196,8 @@ def grown(samples: Sequence[Sample]) -> list[str]:
     """What has grown beyond MOST, if there were requests enough to tell."""
     if not samples or samples[-1].requests < ENOUGH_REQUESTS:
         return []
-    return [f"{what} grow" for what, slope in slopes(samples).items() if (slope or 0) > MOST[what]]
+    told = slopes(samples)
+    return [f"{what} grow" for what, most in MOST.items() if (told[what] or 0) > most]
 
 
 def slopes(samples: Sequence[Sample]) -> dict[str, float | None]:
@@ -190,13 +208,10 @@ def slopes(samples: Sequence[Sample]) -> dict[str, float | None]:
     settled = [s for s in samples if s.at >= SETTLED * samples[-1].at] if samples else []
     requests = [sample.requests / 1000 for sample in settled]
     if len(set(requests)) < 3:
-        return {"rss_bytes": None, "files": None, "threads": None}
-
-    def fit(values: list[int]) -> float:
-        return statistics.linear_regression(requests, values).slope
-
+        return dict.fromkeys(GROWING)
     return {
-        "rss_bytes": fit([sample.rss_bytes for sample in settled]),
-        "files": fit([sample.files for sample in settled]),
-        "threads": fit([sample.threads for sample in settled]),
+        what: statistics.linear_regression(
+            requests, [getattr(sample, what) for sample in settled]
+        ).slope
+        for what in GROWING
     }

@@ -142,6 +142,7 @@ class Driver:
             "ready": self.ready() is None,
             "why_not": self.ready(),
             "requests": {"open": len(self.machine.requests), "queued": self.machine.queued},
+            "tasks": len(asyncio.all_tasks()),
             "sites": [
                 {"name": site, "state": self.members.site_state(site)}
                 for site in self.members.sites

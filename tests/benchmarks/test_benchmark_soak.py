@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.reliability.soak import Sample, grown, slopes
+from benchmarks.reliability.soak import GROWING, Sample, grown, slopes
 from orchestrator.cli.main import run
 
 
@@ -20,7 +20,18 @@ def test_half_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def sample(at: float, requests: int, rss_bytes: int, files: int = 9) -> Sample:
-    return Sample(at=at, requests=requests, rss_bytes=rss_bytes, files=files, threads=4)
+    return Sample(
+        at=at,
+        requests=requests,
+        rss_bytes=rss_bytes,
+        files=files,
+        threads=4,
+        tasks=20,
+        workers_rss_bytes=1,
+        workers_files=1,
+        held=0,
+        open=0,
+    )
 
 
 def test_slopes_are_of_what_comes_after_the_first_fifth() -> None:
@@ -43,4 +54,4 @@ def test_what_grows_is_named_where_there_were_requests_enough() -> None:
 
 @pytest.mark.parametrize("samples", [[], [sample(1.0, 5, 5)] * 9])
 def test_too_few_samples_tell_nothing(samples: list[Sample]) -> None:
-    assert slopes(samples) == {"rss_bytes": None, "files": None, "threads": None}
+    assert slopes(samples) == dict.fromkeys(GROWING)
