@@ -23,7 +23,7 @@ FLOORS = [
     ["workers.tiers"],
     ["workers.engines"],
     ["workers"],
-    ["orchestrator.errors"],
+    ["orchestrator.errors", "orchestrator.children"],
     ["orchestrator.catalogue"],
     ["orchestrator.state"],
     ["orchestrator.policy"],
