@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from workers.api.messages import Sampling, TokenLogprobs
@@ -64,7 +65,8 @@ def completion(spec: SequenceSpec, ask: Ask) -> dict[str, Any]:
         },
     }
     if spec.cache_salt:
-        body["cache_salt"] = spec.cache_salt
+        # vLLM takes none of any length, nor with any character; ours are the clients' own words.
+        body["cache_salt"] = blake2b(spec.cache_salt.encode(), digest_size=16).hexdigest()
     if sampling.logprobs is not None:
         body["logprobs"] = sampling.logprobs
     if not _is_plain(sampling):

@@ -66,9 +66,14 @@ def test_stops_are_held_back_from_where_the_output_is(wanted: int, left: int) ->
     assert (body["min_tokens"], body["stop_token_ids"]) == (left, [1, 2])
 
 
-def test_a_salt_and_logprobs_go_along() -> None:
-    body = completion(spec(cache_salt="s", sampling=Sampling(logprobs=0)), ASK)
-    assert (body["cache_salt"], body["logprobs"]) == ("s", 0)
+@pytest.mark.parametrize("salt", ["s", "a/b@c\\d\0", "s" * 1000])
+def test_a_salt_and_logprobs_go_along(salt: str) -> None:
+    """vLLM refuses salts longer than 128 characters, and some characters."""
+    body = completion(spec(cache_salt=salt, sampling=Sampling(logprobs=0)), ASK)
+    assert body["cache_salt"].isalnum()
+    assert len(body["cache_salt"]) == 32
+    assert body["cache_salt"] != completion(spec(cache_salt=f"{salt}x"), ASK)["cache_salt"]
+    assert body["logprobs"] == 0
 
 
 def test_a_chunk_is_read() -> None:
