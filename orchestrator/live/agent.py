@@ -51,6 +51,17 @@ from workers.storage.process import StoreProcessConfig
 PORTS = range(20000, 32000)
 
 WORKERS = TypeAdapter(tuple[WorkerConfig, ...])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """The workers that a site is to have, and those that it had and that may still drain."""
+
+    workers: tuple[WorkerConfig, ...]
+    leaving: tuple[WorkerConfig, ...] = ()
+
+
+TOLD = TypeAdapter(Told)
 MOST_DEPTH, MOST_NAME = 8, 60  # of a place that an error names
 
 ORDER_S = 2.0  # to tell a worker that it shall drain, or to end it; well below a lease
@@ -128,10 +139,12 @@ class SiteAgent:
         self._placer = placer
         self._secret = secret
         self._tls = tls
-        self._workers = {worker.name: worker for worker in _told(spec)}
+        told = _told(spec)
+        self._workers = {worker.name: worker for worker in told.workers}
+        self._leaving = {worker.name: worker for worker in told.leaving}
         self._inventory = SiteInventory(
             spec.site,
-            map(_assigned, self._workers.values()),
+            map(_assigned, (*told.workers, *told.leaving)),
             front=f"{spec.host}:{spec.port}",
             epoch=time.time_ns(),
             start_s=spec.start_s,
@@ -185,16 +198,17 @@ class SiteAgent:
     # ------------------------------------------------------------ workers
 
     async def _settle(self) -> None:
-        """Adopt the workers that run already, place the others."""
-        names = list(self._workers)
-        found = {name: self._placer.find(name) for name in names}
+        """Adopt the workers that run already, place the others. Of those that the site is to have
+        no more, what still runs goes on to end.
+        """
+        found = {name: self._placer.find(name) for name in self._inventory.names}
         self._handles = {name: handle for name, handle in found.items() if handle is not None}
-        refusal = self._placer.refusal(len(names) + len(self._spec.stores))
+        refusal = self._placer.refusal(len(self._workers) + len(self._spec.stores))
         if refusal is not None:
             log.error("refused", extra={"reason": refusal})
         else:
             await self._keep_stores(True)
-        await self._carry_out(self._inventory.begin(self._handles.keys(), refusal))
+        await self._carry_out(self._inventory.begin(self._handles.keys(), refusal, self._leaving))
 
     async def _watch(self, name: str) -> None:
         while name in self._inventory.watched:
@@ -244,11 +258,14 @@ class SiteAgent:
         before = self._workers
         new = {worker.name: worker for worker in _on_free_ports(workers, before)}
         changed = [n for n in new if n in before and _process(new[n]) != _process(before[n])]
+        had = self._leaving | before
+        leaving = {n: had[n] for n in had if n in self._handles and n not in new}
         if self._spec.kept is not None:
+            told = Told(workers=tuple(new.values()), leaving=tuple(leaving.values()))
             draft = self._spec.kept.with_suffix(".draft")
-            draft.write_bytes(WORKERS.dump_json(tuple(new.values())))
+            draft.write_bytes(TOLD.dump_json(told))
             draft.replace(self._spec.kept)
-        self._workers = new
+        self._workers, self._leaving = new, leaving
         now = time.monotonic()
         await self._carry_out(self._inventory.follow(map(_assigned, new.values()), changed, now))
 
@@ -389,11 +406,11 @@ def read_workers(body: bytes | bytearray) -> tuple[WorkerConfig, ...]:
         raise WireError(f"{where or 'workers'}: {first['msg']}") from None
 
 
-def _told(spec: SiteSpec) -> tuple[WorkerConfig, ...]:
+def _told(spec: SiteSpec) -> Told:
     """The workers of a site as its agent was told last."""
     if spec.kept is None or not spec.kept.exists():
-        return spec.workers
-    return WORKERS.validate_json(spec.kept.read_bytes())
+        return Told(workers=spec.workers)
+    return TOLD.validate_json(spec.kept.read_bytes())
 
 
 def _versions(told: Any) -> dict[str, str]:

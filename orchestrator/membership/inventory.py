@@ -158,14 +158,22 @@ class SiteInventory:
         """Workers that are not given up and have not ended."""
         return [name for name, known in self._known.items() if known.state not in FINAL]
 
-    def begin(self, running: Collection[str], refusal: str | None) -> list[Order]:
-        """Adopt the workers that run already, place the others.
+    def begin(
+        self, running: Collection[str], refusal: str | None, leaving: Collection[str] = ()
+    ) -> list[Order]:
+        """Adopt the workers that run already, place the others. Of those that are `leaving` who
+        still runs ends in peace, and the others are forgotten.
 
         `refusal` is why the site's nodes cannot hold all its workers; None: they can.
         """
         orders: list[Order] = []
-        for name, known in self._known.items():
-            if name in running:
+        for name, known in list(self._known.items()):
+            if name in leaving:
+                if name in running:
+                    orders += self._end(known, Ending.FORGOTTEN)
+                else:
+                    del self._known[name]
+            elif name in running:
                 log.info("adopting", extra={"worker": name})
             elif refusal is None:
                 orders.append(Place(worker=name))

@@ -439,6 +439,35 @@ def test_other_workers_are_told_and_remembered(tmp_path):
     asyncio.run(scenario())
 
 
+def test_an_agent_ends_what_still_drains_when_it_began(tmp_path):
+    async def scenario() -> None:
+        nodes = Nodes()
+        told = replace(spec(), kept=tmp_path / "workers.json")
+        agent = asyncio.create_task(SiteAgent(told, nodes, SECRET, None).run(lambda: None))
+        async with httpx.AsyncClient(headers=KEY) as http:
+            site = Site(told, http)
+            await eventually(lambda: len(nodes.workers) == 2)
+            await site.until_states("up", "up")
+            for wanted in ((told.workers[0],), (told.workers[0], worker("hami/p/2"))):
+                assert (await site.post("/workers", as_json(*wanted))).status_code == 200
+            agent.cancel()  # as it ends without having removed anybody
+            await asyncio.gather(agent, return_exceptions=True)
+        old = nodes.workers["hami/p/1"]
+        assert old.drains and not old.removed
+        async with running(replace(told, port=free_port()), nodes) as site:
+            found = await site.until_states("up", "up", "draining")
+            assert found[2]["name"] == "hami/p/1"
+            old.phase = Phase.ENDED
+            await site.until_states("up", "up")
+            assert old.removed
+            del nodes.workers["hami/p/1"]
+        async with running(replace(told, port=free_port()), nodes) as site:
+            await site.until_states("up", "up")
+        assert nodes.placed == ["hami/p/0", "hami/p/1", "hami/p/2"]
+
+    asyncio.run(scenario())
+
+
 def test_declared_ports_stay_with_those_that_have_them():
     async def scenario() -> None:
         nodes, first = Nodes(), free_port()
