@@ -8,10 +8,10 @@ import psutil
 from orchestrator.catalogue import ModelFacts, load_catalogue
 from orchestrator.cli.output import Format, print_json
 from orchestrator.errors import UserError
-from orchestrator.live.agent import PORTS
 from orchestrator.live.gateway import gateway_tls, take_port
 from orchestrator.live.gateway_processes import check_ports
 from orchestrator.live.openai.border.keys import read_door
+from orchestrator.live.ports import PORTS
 from orchestrator.live.site_workers import Roles, store_configs, worker_configs
 from orchestrator.topology.schema import Topology
 from orchestrator.topology.units import show_rate

@@ -7,10 +7,8 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import random
-import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestrator.live.http import site_client, why_refused
+from orchestrator.live.ports import CannotFollow, Ports, on_free_ports
 from orchestrator.live.stores import SiteStores
 from orchestrator.membership.inventory import (
     ANSWER_S,
@@ -45,10 +44,6 @@ from workers.service.app import BearerOnly, answer, read_body, read_bytes
 from workers.service.config import WorkerConfig
 from workers.service.front import Front, listen
 from workers.storage.process import StoreProcessConfig
-
-# Ports outside the range that the kernel gives to outgoing connections, so that nobody takes one
-# between its choice and the worker's start, or while a worker restarts.
-PORTS = range(20000, 32000)
 
 WORKERS = TypeAdapter(tuple[WorkerConfig, ...])
 
@@ -122,10 +117,6 @@ class SiteSpec:
     kept: Path | None = None
 
 
-class CannotFollow(Exception):
-    """The site cannot have the workers that somebody wants it to have; one line."""
-
-
 class SiteAgent:
     """Runs until it is told to stop. Workers go on without it; a new agent adopts them.
 
@@ -153,7 +144,7 @@ class SiteAgent:
         self._stores = SiteStores(spec.stores, secret, tls)
         self._renewals = {gateway: Renewals() for gateway in spec.gateways}
         self._handles: dict[str, Handle] = {}  # of the workers that were placed and not removed
-        self._ports: set[int] = set()  # given to workers
+        self._ports = Ports()
         self._keeps_stores = False
         self._carrying_out = asyncio.Lock()  # a worker's place is free before another is put there
         self._watching: dict[str, asyncio.Task[None]] = {}
@@ -256,7 +247,7 @@ class SiteAgent:
         if refusal is not None:
             raise CannotFollow(refusal)
         before = self._workers
-        new = {worker.name: worker for worker in _on_free_ports(workers, before)}
+        new = {worker.name: worker for worker in on_free_ports(workers, before)}
         changed = [n for n in new if n in before and _process(new[n]) != _process(before[n])]
         had = self._leaving | before
         leaving = {n: had[n] for n in had if n in self._handles and n not in new}
@@ -274,9 +265,7 @@ class SiteAgent:
         config = self._workers.get(name)
         if config is None:
             return  # it is not wanted any more: the order waited while that was told
-        http_port = config.http_port or free_port(config.host, self._ports)
-        kv_port = config.kv_port or free_port(config.host, self._ports | {http_port})
-        self._ports |= {http_port, kv_port}
+        http_port, kv_port = self._ports.give(config)
         config = dataclasses.replace(config, http_port=http_port, kv_port=kv_port)
         self._handles[name] = self._placer.place(config)
         self._inventory.placed(name, f"{config.host}:{http_port}", f"{config.host}:{kv_port}")
@@ -304,6 +293,8 @@ class SiteAgent:
 
     async def _remove(self, name: str) -> None:
         handle = self._handles.pop(name, None)
+        if name not in self._workers:
+            self._ports.take_back(name)
         if handle is not None:
             with contextlib.suppress(Unavailable, TimeoutError):
                 async with asyncio.timeout(ORDER_S):
@@ -425,42 +416,3 @@ def _assigned(worker: WorkerConfig) -> Assigned:
 def _process(worker: WorkerConfig) -> WorkerConfig:
     """What only another process can be told: not roles, nor which of the site's ports it has."""
     return dataclasses.replace(worker, roles=(), http_port=0, kv_port=0)
-
-
-def _on_free_ports(
-    workers: Sequence[WorkerConfig], before: Mapping[str, WorkerConfig]
-) -> Iterator[WorkerConfig]:
-    """Those that were there keep their ports; the others get the declared ports that are left.
-
-    Raises CannotFollow where too few are.
-    """
-    ports = [port for worker in workers for port in (worker.http_port, worker.kv_port)]
-    taken = {port for worker in before.values() for port in (worker.http_port, worker.kv_port)}
-    left = iter([port for port in ports if port not in taken or not port])
-    for worker in workers:
-        old = before.get(worker.name)
-        http, kv = (
-            (next(left, None), next(left, None)) if old is None else (old.http_port, old.kv_port)
-        )
-        if http is None or kv is None:
-            raise CannotFollow(
-                f"no port of the site is left for {worker.name} while those that it replaces "
-                "still have theirs: first leave the old ones out, then add the new"
-            )
-        yield dataclasses.replace(worker, http_port=http, kv_port=kv)
-
-
-def free_port(host: str, used: set[int]) -> int:
-    """A port nobody listens on now, chosen at random. Raises OSError when all are taken."""
-    candidates = list(PORTS)
-    random.shuffle(candidates)
-    for port in candidates:
-        if port in used:
-            continue
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return port
-    raise OSError(f"no free port in {PORTS.start}-{PORTS.stop - 1} on {host}")

@@ -83,7 +83,7 @@ def main() -> int:
         _wait_for_nodes(order["nodes"])
         result: dict[str, Any] = {"agents": create_agents(specs, order["log_dir"])}
     except (StartFailed, RayError, ConnectionError, TimeoutError) as error:
-        result = {"error": str(error).strip().splitlines()[0]}
+        result = {"error": (str(error).strip() or repr(error)).splitlines()[0]}
     Path(sys.argv[2]).write_text(json.dumps(result))
     return 0
 

@@ -13,9 +13,10 @@ from typing import Any
 import httpx
 
 from orchestrator.errors import UserError
-from orchestrator.live.agent import WORKERS, SiteSpec, free_port
+from orchestrator.live.agent import WORKERS, SiteSpec
 from orchestrator.live.directory import Directory
 from orchestrator.live.http import base_url, reason, site_client
+from orchestrator.live.ports import free_port
 from orchestrator.live.processes import LaunchFailed, end_process
 from orchestrator.live.ray_cluster import PORTS as RAY_PORTS
 from orchestrator.live.ray_cluster import RayCluster

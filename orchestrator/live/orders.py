@@ -48,6 +48,7 @@ class Orders:
         if not self._others(lambda name: name == worker):
             raise _refused(409, f"no other worker is up: without {worker} nobody serves")
         await self._carrier.replace(worker)
+        _check_known("worker", worker, self._members.by_name)  # its site may have left meanwhile
         return {"worker": worker, "state": self._members.by_name[worker].state}
 
     def _others(self, goes: Callable[[str], bool]) -> bool:

@@ -215,8 +215,10 @@ class RayCluster:
         argv = [sys.executable, "-m", "orchestrator.live.create_agents", str(order), str(result)]
         self._command(HELPER, argv)
         helped = asyncio.create_task(self._helped.wait())
-        await asyncio.wait((helped, self.failed), return_when=asyncio.FIRST_COMPLETED)
-        helped.cancel()
+        try:
+            await asyncio.wait((helped, self.failed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            helped.cancel()
         if self.failed.done():
             raise LaunchFailed(self.failed.result())
         if not result.exists():

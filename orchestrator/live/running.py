@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import UserError
-from orchestrator.live.agent import free_port
 from orchestrator.live.driver import Record, new_gateway_name
 from orchestrator.live.gateway import Gateway, gateway_tls, load_tokenizer, read_card, take_port
 from orchestrator.live.gateway_processes import GatewayProcesses, check_ports
 from orchestrator.live.launch import Deployment
 from orchestrator.live.openai.border.keys import read_door
+from orchestrator.live.ports import free_port
 from orchestrator.live.processes import LaunchFailed
 from orchestrator.live.replanner import Replanner
 from orchestrator.live.site_workers import AS_POOLED, Roles

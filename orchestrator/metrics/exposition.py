@@ -14,7 +14,7 @@ from orchestrator.metrics.phases import PhaseMetrics
 from orchestrator.metrics.requests import RequestMetrics
 from orchestrator.metrics.stores import StoreMetrics
 from orchestrator.metrics.vllm import VllmAliases
-from orchestrator.metrics.workers import WorkerGauges
+from orchestrator.metrics.workers import WorkerMetrics
 from orchestrator.state.actions import Fail, Finish
 from workers.api.messages import Load
 
@@ -37,7 +37,7 @@ class Metrics:
         """Show the deployment's state from now on; with aliases under vLLM's names as well."""
         self._registry.register(CoreState(machine, members, self._model))
         self._registry.register(LinkGauges(machine.ctx.world))
-        self._registry.register(WorkerGauges(members))
+        self._registry.register(WorkerMetrics(members))
         if vllm_aliases:
             self._registry.register(VllmAliases(self.requests, self._phases, machine, members))
 

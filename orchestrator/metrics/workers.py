@@ -1,12 +1,15 @@
 """Workers' own accounts of themselves, read when Prometheus asks."""
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from orchestrator.membership.members import Member, Members
 
 LABELS = ("worker", "site", "pool")
+
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 
 Reading = Callable[[Member], float | None]
 
@@ -40,14 +43,6 @@ GAUGES: dict[str, tuple[str, Reading]] = {
     "kv_free_tokens": ("Tokens that could be reserved now", _of_load("kv_free_tokens")),
     "kv_capacity_tokens": ("Tokens the KV pool holds", _of_load("kv_total_tokens")),
     "kv_held_tokens": ("Tokens in blocks that a leg references", _of_load("kv_held_tokens")),
-    "kv_evicted_tokens": (
-        "Tokens that have died since the worker began",
-        _of_load("kv_evicted_tokens"),
-    ),
-    "kv_freed_blocks": (
-        "Blocks that dead tokens have given back since the worker began",
-        _of_load("kv_freed_blocks"),
-    ),
     "kv_waste_ratio": (
         "Share of empty places in the blocks of legs that have lost tokens",
         _of_load("kv_waste"),
@@ -57,18 +52,27 @@ GAUGES: dict[str, tuple[str, Reading]] = {
 }
 
 
-class WorkerGauges:
+COUNTERS: dict[str, tuple[str, Reading]] = {
+    "kv_evicted_tokens": ("Tokens that have died", _of_load("kv_evicted_tokens")),
+    "kv_freed_blocks": ("Blocks that dead tokens have given back", _of_load("kv_freed_blocks")),
+}
+
+
+class WorkerMetrics:
     """A collector: a worker that is not up has no samples, nor has what a worker does not know."""
 
     def __init__(self, members: Members) -> None:
         self._members = members
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        members = sorted(self._members.by_name.items())
+    def collect(self) -> Iterator[Metric]:
         for name, (what, read) in GAUGES.items():
-            family = GaugeMetricFamily(f"pdd_{name}", what, labels=LABELS)
-            for worker, member in members:
-                value = read(member)
-                if value is not None:
-                    family.add_metric((worker, member.site, member.pool), value)
-            yield family
+            yield self._filled(GaugeMetricFamily(f"pdd_{name}", what, labels=LABELS), read)
+        for name, (what, read) in COUNTERS.items():
+            yield self._filled(CounterMetricFamily(f"pdd_{name}", what, labels=LABELS), read)
+
+    def _filled(self, family: Family, read: Reading) -> Family:
+        for worker, member in sorted(self._members.by_name.items()):
+            value = read(member)
+            if value is not None:
+                family.add_metric((worker, member.site, member.pool), value)
+        return family

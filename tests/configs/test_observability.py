@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 
 from orchestrator.lifecycle.machine import Machine
-from orchestrator.live.agent import free_port
+from orchestrator.live.ports import free_port
 from orchestrator.membership.members import Members
 from orchestrator.metrics.exposition import Metrics
 from orchestrator.state.config import CoreConfig

@@ -14,11 +14,12 @@ from typing import Any
 
 import httpx
 
-from orchestrator.live.agent import SiteAgent, SiteSpec, Unavailable, free_port
+from orchestrator.live.agent import SiteAgent, SiteSpec, Unavailable
 from orchestrator.live.directory import Directory
 from orchestrator.live.driver import new_gateway_name
 from orchestrator.live.gateway import Gateway, load_tokenizer, read_card, take_port
 from orchestrator.live.gateway_processes import GatewayProcesses, check_ports
+from orchestrator.live.ports import free_port
 from orchestrator.live.site_workers import store_configs, worker_configs
 from orchestrator.membership.inventory import Description, Phase
 from orchestrator.topology.schema import Topology

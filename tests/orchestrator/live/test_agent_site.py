@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from orchestrator.live import agent as agents
-from orchestrator.live.agent import PORTS, WORKERS, SiteAgent, SiteSpec, Unavailable
+from orchestrator.live.agent import WORKERS, SiteAgent, SiteSpec, Unavailable
+from orchestrator.live.ports import PORTS
 from orchestrator.live.ray_site import refusal
 from orchestrator.membership.inventory import Description, Phase
 from orchestrator.membership.reports import read_report
@@ -453,7 +454,8 @@ def test_an_agent_ends_what_still_drains_when_it_began(tmp_path):
             agent.cancel()  # as it ends without having removed anybody
             await asyncio.gather(agent, return_exceptions=True)
         old = nodes.workers["hami/p/1"]
-        assert old.drains and not old.removed
+        assert old.drains
+        assert not old.removed
         async with running(replace(told, port=free_port()), nodes) as site:
             found = await site.until_states("up", "up", "draining")
             assert found[2]["name"] == "hami/p/1"

@@ -18,10 +18,10 @@ import uvloop
 
 from orchestrator.errors import UserError
 from orchestrator.live import gateway_processes
-from orchestrator.live.agent import free_port
 from orchestrator.live.gateway import take_port
 from orchestrator.live.gateway_process import Order
 from orchestrator.live.gateway_processes import GatewayProcesses, check_ports
+from orchestrator.live.ports import free_port
 from orchestrator.live.processes import LaunchFailed
 from orchestrator.live.startable import check_startable
 from orchestrator.topology.load import load_topology

@@ -24,8 +24,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from orchestrator.live.agent import SiteSpec, free_port
+from orchestrator.live.agent import SiteSpec
 from orchestrator.live.launch import Deployment
+from orchestrator.live.ports import free_port
 from orchestrator.live.processes import LaunchFailed
 from orchestrator.live.site_workers import worker_configs
 from orchestrator.membership.standing import Standing

@@ -90,6 +90,18 @@ def test_what_makes_no_sense_is_refused(body: Any, status: int, what: str) -> No
     assert asked.of == []
 
 
+def test_a_worker_that_leaves_while_it_is_to_be_replaced() -> None:
+    there = members(*WORKERS)
+
+    class Leaving(Asked):
+        async def replace(self, worker: str) -> None:
+            there.remove(worker)
+
+    with pytest.raises(ApiError, match="no worker 'hami/p/0'") as refused:
+        asyncio.run(Orders(there, Leaving()).take({"worker": "hami/p/0"}))
+    assert refused.value.status == 404
+
+
 # ---------------------------------------------------------------- real gateways and workers
 
 POOL = {

@@ -258,6 +258,7 @@ def test_worker_gauges(metrics, value):
     assert value("pdd_kv_blocks", **PLACE) == 63  # the last one is not whole
     assert value("pdd_kv_blocks_used", **PLACE) == 32
     assert value("pdd_kv_free_tokens", **PLACE) == 400
+    assert value("pdd_kv_evicted_tokens_total", **PLACE) == 0
     assert value("pdd_kv_capacity_tokens", **PLACE) == 1000
     assert value("pdd_kv_held_tokens", **PLACE) == 500
     assert value("pdd_step_seconds", **PLACE) == 0.05
