@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import httpx
 import psutil
 
 from benchmarks.machine import machine
@@ -80,11 +81,11 @@ def run(*, minutes: float, seed: int, tell: Callable[[str], None]) -> dict[str, 
     links = [TOPOLOGY["links"][0] | {"bandwidth": BANDWIDTH}]
     topology = TOPOLOGY | {"sites": sites, "links": links}
     with serving_with_secret(topology, tell) as (served, secret):
-        told = asyncio.run(_Soak(served, secret, seed, tell).run(60.0 * minutes))
+        told = asyncio.run(Soak(served, secret, seed, tell).run(60.0 * minutes))
     return {"machine": measured_on, "seed": seed, "minutes": minutes} | told
 
 
-class _Soak:
+class Soak:
     """One soak. Where clients and faults draw from, each draws of its own."""
 
     def __init__(self, served: Served, secret: str, seed: int, tell: Callable[[str], None]) -> None:
@@ -93,12 +94,13 @@ class _Soak:
         self._outcomes: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
         self._samples: list[Sample] = []
+        self.no_samples = 0  # the gateway did not answer in time
 
     async def run(self, seconds: float) -> dict[str, Any]:
         async with connected(self._served, self._secret) as deployment:
             end = time.monotonic() + seconds
             troubles = asyncio.create_task(self._troubles(deployment, end))
-            samples = asyncio.create_task(self._sampled(deployment, seconds))
+            samples = asyncio.create_task(self.sampled(deployment, seconds))
             clients = [self._client(deployment, number, end) for number in range(CLIENTS)]
             await asyncio.gather(troubles, samples, *clients)
             healed = await until(deployment.all_up, FREE_S)
@@ -118,6 +120,7 @@ class _Soak:
             "left": left,
             "open": requests["open"] + requests["queued"],
             "slopes": slopes(self._samples),
+            "no_samples": self.no_samples,
             "samples": [asdict(sample) for sample in self._samples],
             "broken": [what for what in BROKEN if self._outcomes[what]]
             + ["KV is left"] * bool(left)
@@ -150,7 +153,7 @@ class _Soak:
             fault = rng.choice(FAULTS_HERE)
             try:
                 await FAULTS[fault](deployment, {})
-            except (LookupError, psutil.Error, ProcessLookupError) as error:
+            except (LookupError, httpx.HTTPError, psutil.Error, ProcessLookupError) as error:
                 self._tell(f"{fault}: not done ({error})")
             else:
                 self._faults[fault] += 1
@@ -178,11 +181,16 @@ class _Soak:
             open=status["requests"]["open"] + status["requests"]["queued"],
         )
 
-    async def _sampled(self, deployment: Deployment, seconds: float) -> None:
+    async def sampled(self, deployment: Deployment, seconds: float) -> None:
         began = time.monotonic()
         for number in range(1, SAMPLES + 1):
             await asyncio.sleep(max(0.0, began + number * seconds / SAMPLES - time.monotonic()))
-            sample = await self._sample(deployment, time.monotonic() - began)
+            try:
+                sample = await self._sample(deployment, time.monotonic() - began)
+            except (httpx.HTTPError, ValueError) as error:
+                self.no_samples += 1
+                self._tell(f"no sample: {type(error).__name__} of the gateway's /status")
+                continue
             self._samples.append(sample)
             if number % 6 == 0:
                 self._tell(

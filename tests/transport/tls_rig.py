@@ -38,6 +38,11 @@ class Rig:
         pair = self.ours.issue(site, begins=NOW - 2 * DAY, until=NOW - DAY)
         return write(self.folder, self.ours, site, pair)
 
+    def brief(self, site: str, until: datetime.datetime) -> TlsFiles:
+        """Good now, and expired at a time that a test can wait for."""
+        pair = self.ours.issue(site, begins=NOW - DAY, until=until)
+        return write(self.folder, self.ours, site, pair)
+
     def foreign(self, site: str) -> TlsFiles:
         """Another CA's certificate; its owner even knows our CA, and would trust us."""
         files = write(self.folder, self.other, site, self.other.issue(site))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import logging
 import socket
 import ssl
@@ -274,6 +275,50 @@ def test_a_channel_does_not_talk_to_another_site_and_says_why(rig, caplog):
         "the peer's certificate is not of hami.pdd.internal; "
         "ours is shenzhen.pdd.internal of CN=pdd CA "
     )
+
+
+@pytest.mark.parametrize(
+    ("whose", "why"),
+    [
+        ("worker", "the peer's certificate has expired"),
+        ("gateway", "the peer refused our certificate: it has expired"),
+    ],
+)
+def test_a_certificate_that_expires_ends_no_stream_and_lets_nobody_in_anew(rig, caplog, whose, why):
+    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=3)
+
+    def files(who: str, site: str) -> TlsFiles:
+        return rig.brief(site, until) if who == whose else rig.files(site)
+
+    async def scenario() -> None:
+        ear = Ear()
+        worker, gateway = files("worker", "hami"), files("gateway", "shenzhen")
+        async with (
+            serving(rig.server(worker, "shenzhen")) as peer,
+            channel(peer.port, rig.client(gateway), ear) as opened,
+        ):
+            writer = await peer.stream()
+            await eventually(lambda: ear.up == 1)
+            assert datetime.datetime.now(datetime.UTC) < until, "it was good"
+            sent: list[UpMessage] = []
+            while datetime.datetime.now(datetime.UTC) < until + datetime.timedelta(seconds=1):
+                sent.append(Landed(request="r", epoch=1, covered=len(sent)))
+                writer.write(messages_line(sent[-1]))
+                await asyncio.sleep(0.2)  # OpenSSL takes no clock of ours
+            await eventually(lambda: ear.messages == sent)
+            opened.send(Feed(request="r", epoch=1, law=1, start=0, ids=(5,)))
+            assert (await peer.message("feed"))["ids"] == [5], "on the connection it has"
+            assert ear.reasons == []
+            writer.transport.abort()
+            await eventually(lambda: any(why in reason for reason in ear.reasons))
+            assert peer.opened.empty()
+            assert ear.up == 1
+
+    run(scenario())
+    refused = [r.getMessage() for r in caplog.records if r.name == "transport.tls"]
+    assert refused
+    if whose == "gateway":
+        assert "TLS connection refused: the peer's certificate has expired" in refused[0]
 
 
 # ------------------------------------------------------------------------------------------ agents
