@@ -1,10 +1,12 @@
 """`pdd bench soak`: half a minute of it, and how slopes are fitted."""
 
+import asyncio
 import json
 
+import httpx
 import pytest
 
-from benchmarks.reliability.soak import GROWING, Sample, grown, slopes
+from benchmarks.reliability.soak import GROWING, SAMPLES, Sample, Soak, grown, slopes
 from orchestrator.cli.main import run
 
 
@@ -17,6 +19,21 @@ def test_half_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["outcomes"]["whole"] > 10
     assert told["requests"] == sum(told["outcomes"].values())
     assert len(told["samples"]) == 60
+
+
+def test_a_gateway_that_does_not_answer_costs_samples_and_not_the_soak() -> None:
+    class Silent:
+        asked = 0
+
+        async def status(self) -> None:
+            self.asked += 1
+            raise httpx.ReadTimeout("")
+
+    silent, told = Silent(), list[str]()
+    soak = Soak(served=None, secret="", seed=1, tell=told.append)
+    asyncio.run(soak.sampled(silent, 0.0))
+    assert silent.asked == soak.no_samples == len(told) == SAMPLES
+    assert told[0] == "no sample: ReadTimeout of the gateway's /status"
 
 
 def sample(at: float, requests: int, rss_bytes: int, files: int = 9) -> Sample:
