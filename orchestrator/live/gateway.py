@@ -181,6 +181,7 @@ class Gateway:
         )
         outgoing = Outgoing()
         self._new_front = partial(Front, app, http=partial(Connection, outgoing))
+        self._fronts: list[Front] = []  # that clients see
         # Agents have a port of their own: with TLS they show certificates, which clients have not.
         self._internal = Front(
             _internal_app(self.roster, secret), None if tls is None else tls.server
@@ -190,7 +191,7 @@ class Gateway:
         self, public: socket.socket, internal: socket.socket, stop: asyncio.Event
     ) -> None:
         """Serve clients on `public` and agents on `internal` until `stop` is set."""
-        fronts = ((self._new_front(), public), (self._internal, internal))
+        fronts = ((self._client_front(), public), (self._internal, internal))
         serving = [asyncio.create_task(front.serve(sockets=[sock])) for front, sock in fronts]
         # They never end but by a failure.
         endless: list[asyncio.Task[None]] = [asyncio.create_task(self.roster.watch())]
@@ -216,13 +217,23 @@ class Gateway:
 
     async def answer(self, public: socket.socket, stop: asyncio.Event) -> None:
         """Serve clients on one more socket, while it runs and until `stop` is set."""
-        front = self._new_front()
+        front = self._client_front()
         serving = asyncio.create_task(front.serve(sockets=[public]))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         front.should_exit = True
         await serving
+
+    async def leave(self, within_s: float) -> None:
+        """Take no more clients; return when those who are there have their answers, or after so
+        long. Stop it then.
+        """
+        await asyncio.gather(*(front.leave(within_s) for front in self._fronts))
+
+    def _client_front(self) -> Front:
+        self._fronts.append(self._new_front())
+        return self._fronts[-1]
 
     async def ready(
         self,

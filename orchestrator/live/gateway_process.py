@@ -4,8 +4,9 @@
 
 Its `Order` is the first line of standard input; the deployment's secret and the clients' keys come
 through the environment. It writes one line of JSON, `{"serving": name}` once it answers or
-`{"failed": why}`. It ends in order when standard input ends: whoever started it ended, or wants
-it to.
+`{"failed": why}`. It ends when standard input ends: whoever started it ended, or wants it to. On
+SIGTERM it takes no more clients and ends when those it has got their answers, at the latest after
+`policy.deadlines.request`; on another one it ends.
 """
 
 import asyncio
@@ -39,6 +40,8 @@ from transport.emulator.control import LineControl, LineError
 from workers.service.config import SECRET_ENV
 from workers.service.front import listen
 from workers.service.logs import log_to
+
+log = logging.getLogger(__name__)
 
 READY_S = 60.0  # from listening to agents to a first word of every worker
 
@@ -100,8 +103,11 @@ class Order:
         )
 
 
-async def serve(order: Order, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set. Raises UserError, LineError, OSError and Unready."""
+async def serve(order: Order, stop: asyncio.Event, leave: asyncio.Event) -> None:
+    """Serve until `stop` is set, or from `leave` on only whom it serves already.
+
+    Raises UserError, LineError, OSError and Unready.
+    """
     topology = order.topology
     host, port = topology.gateway.host, topology.gateway.port
     line = None if order.emulator is None else await LineControl.connect(order.emulator)
@@ -122,6 +128,7 @@ async def serve(order: Order, stop: asyncio.Event) -> None:
         contextlib.closing(take_port(host, order.own_port)) as own,
     ):
         running = [asyncio.create_task(gateway.run(own, internal, stop))]
+        leaving = asyncio.create_task(_leave(gateway, leave, stop, topology))
         try:
             problem = await gateway.ready(None if agent_sites(topology) else READY_S, running[0])
             if problem is not None:
@@ -130,18 +137,28 @@ async def serve(order: Order, stop: asyncio.Event) -> None:
             with contextlib.closing(take_port(host, port, shared=True)) as public:
                 running.append(asyncio.create_task(gateway.answer(public, stop)))
                 _tell({"serving": order.name})
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([*running, leaving], return_when=asyncio.FIRST_COMPLETED)
                 stop.set()
                 await asyncio.gather(*running)
         finally:
             stop.set()
+            leaving.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             if line is not None:
                 await line.close()
 
 
+async def _leave(
+    gateway: Gateway, leave: asyncio.Event, stop: asyncio.Event, topology: Topology
+) -> None:
+    await leave.wait()
+    log.info("leaves", extra={"open": len(gateway.driver.machine.requests)})
+    await gateway.leave(topology.policy.deadlines.request_s)
+    stop.set()
+
+
 def main() -> int:
-    """Serve as ordered, until standard input ends."""
+    """Serve as ordered, until standard input ends or SIGTERM comes."""
     order = Order.read(_first_line())
     log_to(order.name, order.log)
     if order.log is None:
@@ -155,7 +172,10 @@ def main() -> int:
 
 
 async def _until_left(order: Order) -> None:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop, stop, leave = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def end() -> None:
+        (stop if leave.is_set() else leave).set()
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -163,9 +183,9 @@ async def _until_left(order: Order) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: it ended before
             loop.call_soon_threadsafe(stop.set)
 
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, end)
     threading.Thread(target=watch, daemon=True).start()
-    await serve(order, stop)
+    await serve(order, stop, leave)
 
 
 def _first_line() -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -97,5 +98,72 @@ def test_who_is_known_keeps_a_connection_between_requests(
                 with pytest.raises(TimeoutError):  # nobody hangs up
                     await asyncio.wait_for(reader.read(1), 0.1)
             writer.close()
+
+    run(test)
+
+
+def test_who_leaves_serves_those_who_are_there_and_nobody_else(monkeypatch) -> None:
+    monkeypatch.setattr(front, "LAST_REQUEST_S", 0.2)
+
+    async def test() -> None:
+        go_on = asyncio.Event()
+
+        async def app(scope, receive, send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
+            await go_on.wait()
+            await send({"type": "http.response.body", "body": b"whole"})
+
+        taken = listen("127.0.0.1", 0)
+        port = taken.getsockname()[1]
+        serving = Front(app)
+        task = asyncio.create_task(serving.serve(sockets=[taken]))
+        await serving.up.wait()
+        running, idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        running[1].write(ASKED + b"\r\n")
+        await running[0].readuntil(b"begun ")
+        with socket.create_connection(("127.0.0.1", port)) as waiting:  # not accepted so far
+            leaving = asyncio.create_task(serving.leave(10.0))
+            await asyncio.sleep(0)  # it has begun to leave
+            waiting.sendall(ASKED + b"\r\n")
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+            assert await idle[0].read() == b"", "it was closed"
+            assert not leaving.done(), "answers are under way"
+            go_on.set()
+            await leaving
+            assert b"whole" in await running[0].read()
+            waiting.setblocking(False)
+            last = await asyncio.get_running_loop().sock_recv(waiting, 1000)
+        assert b"connection: close" in last
+        assert b"whole" in last
+        for _, writer in (running, idle):
+            writer.close()
+        serving.should_exit = True
+        await task
+
+    run(test)
+
+
+def test_who_leaves_waits_no_longer_than_it_may() -> None:
+    async def test() -> None:
+        asked = asyncio.Event()
+
+        async def app(scope, receive, send) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        taken = listen("127.0.0.1", 0)
+        serving = Front(app)
+        task = asyncio.create_task(serving.serve(sockets=[taken]))
+        await serving.up.wait()
+        _, writer = await asyncio.open_connection(*taken.getsockname())
+        writer.write(ASKED + b"\r\n")
+        await asked.wait()
+        await serving.leave(0.1)
+        assert serving.server_state.tasks, "its answer is under way"
+        writer.close()
+        serving.should_exit = True
+        await task
 
     run(test)

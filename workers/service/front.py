@@ -14,6 +14,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 _BACKLOG = 512
 MAX_HEAD_BYTES = 32 << 10
 HEAD_S = 10.0  # from connecting, or from a head's first byte, to its end
+LAST_REQUEST_S = 1.0  # for what clients sent before they could know that the server leaves
+_LEAVE_CHECK_S = 0.05
+_CLOSE = (b"connection", b"close")
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -51,6 +54,7 @@ class Front(uvicorn.Server):
     ) -> None:
         self.up = asyncio.Event()
         self._tls = tls
+        self._listening: list[socket.socket] = []
         super().__init__(
             uvicorn.Config(
                 app,
@@ -65,12 +69,68 @@ class Front(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.config.ssl = self._tls
+        self._listening = sockets or []
         await super().startup(sockets)
         self.up.set()
+
+    async def leave(self, within_s: float) -> None:
+        """Listen no more, and return when every client has its answer, or after so long.
+
+        Each connection is closed after the answer under way, or where there is none after
+        `LAST_REQUEST_S`. Until then a request that comes on it is served.
+        """
+        await self.up.wait()
+        arrived = self._stop_listening()
+        self.config.encoded_headers.append(_CLOSE)  # of which uvicorn makes new ones every second
+        self.server_state.default_headers.append(_CLOSE)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.gather(*map(self._take, arrived))
+        for connection in self.server_state.connections:
+            if not _idle(connection):
+                connection.shutdown()  # when it has answered
+        while self.server_state.connections and (waited := loop.time() - began) < within_s:
+            if waited >= LAST_REQUEST_S:
+                for connection in list(self.server_state.connections):
+                    connection.shutdown()
+            await asyncio.sleep(_LEAVE_CHECK_S)
+
+    def _stop_listening(self) -> list[socket.socket]:
+        """Those who had connected and were not accepted: the kernel would reset them."""
+        arrived = []
+        for listening in self._listening:
+            listening.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    arrived.append(listening.accept()[0])
+        for server in self.servers:
+            server.close()
+        return arrived
+
+    async def _take(self, arrived: socket.socket) -> None:
+        arrived.setblocking(False)
+
+        def protocol() -> asyncio.Protocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn does
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(protocol, arrived, ssl=self._tls)
+        except OSError:  # it has left
+            arrived.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _idle(connection: Any) -> bool:
+    """Whether a connection of uvicorn's has no answer under way."""
+    return connection.cycle is None or connection.cycle.response_complete
 
 
 class _Bounded(HttpToolsProtocol):

@@ -43,9 +43,10 @@ def free_ports(count: int) -> int:
             return first
 
 
-def topology(processes: int, slots: int = 32) -> Topology:
+def topology(processes: int, slots: int = 32, workers: int = 1) -> Topology:
+    """`workers` in each pool."""
     port = free_ports(processes + 1)
-    pool = POOL | SPEED | {"slots": slots}
+    pool = POOL | SPEED | {"slots": slots, "instances": workers, "count": workers}
     return Topology.model_validate(
         {
             "model": "smollm2-135m",
@@ -67,6 +68,18 @@ async def ask(
 
     `heard` is called at each part.
     """
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as http:
+        return await ask_with(http, url, tokens, heard, **fields)
+
+
+async def ask_with(
+    http: httpx.AsyncClient,
+    url: str,
+    tokens: int,
+    heard: Callable[[], object] = lambda: None,
+    **fields: Any,
+) -> tuple[str, str]:
+    """As `ask`, with a client that may have connections already."""
     body = {
         "model": "smollm2-135m",
         "prompt": list(range(1000, 1064)),
@@ -76,10 +89,7 @@ async def ask(
     }
     text, name = "", ""
     try:
-        async with (
-            httpx.AsyncClient(timeout=60.0, trust_env=False) as http,
-            http.stream("POST", f"{url}/v1/completions", json=body | fields) as answer,
-        ):
+        async with http.stream("POST", f"{url}/v1/completions", json=body | fields) as answer:
             if answer.status_code != 200:
                 return name, str(answer.status_code)
             async for part in answer.aiter_text():
@@ -88,6 +98,8 @@ async def ask(
                 heard()
     except httpx.TransportError:
         return name, "broken"
+    if '{"error"' in text:
+        return name, "failed"
     return name, "whole" if text.endswith("data: [DONE]\n\n") else "cut off"
 
 
@@ -152,6 +164,64 @@ def test_one_that_dies_costs_its_own_streams_and_no_other() -> None:
         assert any("gateway 1 ended" in line for line in bare.told)
 
     play(scenario, topology(2))
+
+
+@pytest.mark.timeout(300)
+def test_every_worker_and_every_gateway_is_restarted_and_no_request_fails() -> None:
+    async def scenario(bare: Bare) -> None:
+        *own, shared = bare.urls
+        became: list[str] = []
+        over = asyncio.Event()
+
+        async def client(tokens: int, *, keeps: bool) -> None:
+            async with httpx.AsyncClient(timeout=60.0, trust_env=False) as http:
+                while not over.is_set():
+                    answer = ask_with(http, shared, tokens) if keeps else ask(shared, tokens)
+                    became.append((await answer)[1])
+
+        clients = [
+            asyncio.create_task(client(tokens, keeps=keeps))
+            for tokens in (5, 50, 150)
+            for keeps in (False, True)
+        ]
+        for worker in sorted(bare.placer.placed):
+            before = bare.placer.placed[worker].process
+            asked = await bare.http.post(f"{own[0]}/pdd/drain", json={"worker": worker})
+            assert asked.status_code == 200, asked.text
+            assert await asyncio.to_thread(before.wait, 30) == 0
+            up = partial(_up_as_another, bare, own, worker, before.pid)
+            await until(up, f"another is {worker}", 60.0)
+        assert set(became) == {"whole"}, f"workers replaced: {Counter(became)}"
+        for number, url in enumerate(own, start=1):
+            begun = asyncio.Event()
+            long = asyncio.create_task(ask(url, 200, begun.set))
+            await begun.wait()
+            process = listener(bare.topology.gateway.port + number)
+            process.terminate()
+            name, what = await long
+            assert (place(name), what) == (str(number), "whole")
+            gone = partial(_gone, process)
+            await until(gone, f"gateway {number} ends when its streams have", 30.0)
+            await until(partial(_serves, url), f"another is gateway {number}", 60.0)
+        over.set()
+        await asyncio.gather(*clients)
+        assert set(became) == {"whole"}, f"gateways too: {Counter(became)}"
+        await bare.until_free(2.0)
+
+    play(scenario, topology(2, workers=2))
+
+
+async def _up_as_another(bare: Bare, urls: list[str], worker: str, pid: int) -> bool:
+    """Whether every gateway sees the worker up, in another process."""
+    for url in urls:
+        told = {w["name"]: w for w in (await bare.status(url))["workers"]}.get(worker)
+        if told is None or told["state"] != "up" or told["pid"] == pid:
+            return False
+    return True
+
+
+async def _gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 async def _serves(url: str) -> bool:
