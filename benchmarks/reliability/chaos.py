@@ -12,9 +12,11 @@ import signal
 import statistics
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import httpx
 import psutil
 
 from benchmarks.machine import machine
@@ -27,6 +29,7 @@ from benchmarks.reliability.deployment import (
     serving_with_secret,
     until,
 )
+from benchmarks.service import Served
 
 PROMPT_TOKENS = 448
 OUTPUT_TOKENS = 120
@@ -96,10 +99,16 @@ class Cell:
 def run(
     *, faults: Sequence[str], phases: Sequence[str], seed: int, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Every fault of `faults` (names of FAULTS) in every phase. Raises ServeFailed."""
+    """Every fault of `faults` (of NAMES) in every phase. Raises ServeFailed."""
     measured_on = machine()
-    with serving_with_secret(TOPOLOGY, tell) as (served, secret):
-        cells = asyncio.run(_matrix(served, secret, faults, phases, seed, tell))
+    cells: list[Cell] = []
+    if of_one := [fault for fault in faults if fault in FAULTS]:
+        with serving_with_secret(TOPOLOGY, tell) as (served, secret):
+            cells += asyncio.run(_matrix(served, secret, of_one, phases, seed, tell))
+    if GATEWAY_KILLED in faults:
+        two = TOPOLOGY | {"gateway": TOPOLOGY["gateway"] | {"processes": 2}}
+        with serving_with_secret(two, tell) as (served, secret):
+            cells += asyncio.run(_gateways(served, secret, phases, seed, tell))
     return {
         "machine": measured_on,
         "seed": seed,
@@ -166,7 +175,17 @@ async def _cell(
 
     answers = await _together(deployment, rng, meanwhile)
     healed = await until(deployment.all_up, HEALED_S)
+    return await _seen(deployment, fault, phase, answers, healed, calm_s)
 
+
+async def _seen(
+    deployment: Deployment,
+    fault: str,
+    phase: str,
+    answers: Sequence[Answer],
+    healed: float | None,
+    calm_s: float,
+) -> Cell:
     async def free() -> bool:
         return await deployment.held() == 0
 
@@ -198,6 +217,65 @@ async def _in_phase(deployment: Deployment, phase: str) -> dict[str, str]:
     if await until(somebody, 30.0) is None:
         raise LookupError(f"no request was ever in phase {phase}")
     return there
+
+
+# ---------------------------------------------------------------- one of two gateways
+
+GATEWAY_KILLED = "one of two gateways killed"
+WITH_GATEWAY = "ended with its gateway"
+
+
+async def _gateways(
+    served: Served, secret: str, phases: Sequence[str], seed: int, tell: Callable[[str], None]
+) -> list[Cell]:
+    """The first is killed when requests of its own are in the phase; the other has as many."""
+    rng = random.Random(seed)
+    shared = httpx.URL(served.url)
+    assert shared.port is not None
+    own = [replace(served, url=str(shared.copy_with(port=shared.port + n))) for n in (1, 2)]
+    cells = []
+    async with connected(own[0], secret) as first, connected(own[1], secret) as other:
+        calm = [a.seconds for of in await _at_both(first, other, rng) for a in of]
+        for phase in phases:
+
+            async def kill(phase: str = phase) -> None:
+                await _in_phase(first, phase)
+                _listener(first, shared.port + 1).kill()
+
+            ended, went_on = await _at_both(first, other, rng, kill)
+            for answer in ended:
+                if answer.outcome == CUT_OFF:
+                    answer.outcome = WITH_GATEWAY
+            healed = await until(partial(_knows_all, first, other), HEALED_S)
+            answers = [*ended, *went_on]
+            calm_s = statistics.median(calm)
+            cell = await _seen(other, GATEWAY_KILLED, phase, answers, healed, calm_s)
+            tell(f"{GATEWAY_KILLED} in {phase}: {cell.outcomes}, left {cell.left}")
+            cells.append(cell)
+    return cells
+
+
+async def _at_both(
+    first: Deployment,
+    other: Deployment,
+    rng: random.Random,
+    meanwhile: Callable[[], Awaitable[None]] | None = None,
+) -> tuple[list[Answer], list[Answer]]:
+    return await asyncio.gather(_together(first, rng, meanwhile), _together(other, rng))
+
+
+async def _knows_all(new: Deployment, old: Deployment) -> bool:
+    """Whether a gateway has every worker up that another knows: it serves with the first."""
+    there = {worker["name"] for worker in (await old.status())["workers"]}
+    up = {w["name"] for w in (await new.status())["workers"] if w["state"] == "up"}
+    return up == there and await old.all_up()
+
+
+def _listener(deployment: Deployment, port: int) -> psutil.Process:
+    for process in deployment.processes("gateway_process"):
+        if any(c.laddr.port == port for c in process.net_connections("tcp")):
+            return process
+    raise LookupError(f"no gateway has port {port}")
 
 
 # ---------------------------------------------------------------- the faults
@@ -285,3 +363,4 @@ FAULTS: dict[str, Do] = {
     "25 to 250 ms": _line(delay_s=0.25),
     "Ray node killed": _kill_node,
 }
+NAMES = (*FAULTS, GATEWAY_KILLED)

@@ -24,7 +24,7 @@ def chaos(
     output: FormatOption = Format.TEXT,
 ) -> None:
     """Workers, agents and the line fail under the running service: what do clients get?"""
-    faults = _chosen("--fault", fault, tuple(chaos_bench.FAULTS))
+    faults = _chosen("--fault", fault, chaos_bench.NAMES)
     phases = _chosen("--phase", phase, chaos_bench.PHASES)
     with cannot_start_told():
         result = chaos_bench.run(faults=faults, phases=phases, seed=seed, tell=tell)
