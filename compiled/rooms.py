@@ -5,7 +5,7 @@ Left as they are: what only checks what comes in or writes what goes out (`state
 """
 
 ROOMS = {
-    "workers": "costs turns",
+    "workers": "costs",
     "workers.api": "messages history",
     "workers.kv": "prefix",
     "orchestrator.state": "actions config events law links views",

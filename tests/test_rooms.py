@@ -18,7 +18,7 @@ FLOORS = [
     ["transport.tls", "transport.memory"],
     ["transport.certificates", "transport.tcp", "transport.emulator", "transport.lab"],
     ["workers.api"],
-    ["workers.costs", "workers.turns"],
+    ["workers.costs"],
     ["workers.kv"],
     ["workers.tiers"],
     ["workers.engines"],

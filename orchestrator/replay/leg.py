@@ -31,7 +31,6 @@ class ModelLeg:
     gone: int = 0  # of these, tokens whose KV is not kept
     thins_at: int | None = None  # on its batch's clock, when the next are to go
     todo: int = 0
-    came: int = 0  # to its worker's queue: see `workers.turns`
     began_at: float | None = None  # when its first chunk was begun
     offset: int = 0
     leaves_at: int | None = None  # on its batch's clock; None: it does not decode

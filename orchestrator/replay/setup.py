@@ -18,10 +18,9 @@ NO_CODEC = CodecModel()
 class ModelSpec:
     """One modelled worker, named site/pool/number. `chunk_tokens`: prompt tokens per step.
 
-    `shared_budget`: each sequence that decodes leaves a step one token less for prompts, which are
-    computed as they came (vLLM), not by `workers.turns`. `layers`: a prompt's KV is handed over in
-    so many parts of each chunk, as they are computed. `keeps`: how much of a sequence's KV; None:
-    all.
+    `shared_budget`: each sequence that decodes leaves a step one token less for prompts. `layers`:
+    a prompt's KV is handed over in so many parts of each chunk, as they are computed. `keeps`: how
+    much of a sequence's KV; None: all.
     """
 
     name: str

@@ -1,13 +1,12 @@
 """A modelled worker's steps: prefill chunks and the decode batch, many steps to one event."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from orchestrator.replay.batch import NO_CHUNK, Batch, ChunkCost
 from orchestrator.replay.leg import ModelLeg
 from orchestrator.replay.setup import ModelSpec
 from orchestrator.virtual.schedule import Schedule
-from workers.turns import turn
 
 
 class Steps:
@@ -24,7 +23,7 @@ class Steps:
         ended: Callable[[list[ModelLeg], list[ModelLeg]], None],
     ) -> None:
         self.batch = Batch(spec.costs, spec.keeps)
-        self.queue: deque[ModelLeg] = deque()  # legs with something to compute
+        self.queue: deque[ModelLeg] = deque()  # legs with something to compute, as they came
         self.running = False
         self.chunk = NO_CHUNK  # what is prefilled in each step that runs
         self._spec = spec
@@ -34,14 +33,7 @@ class Steps:
         self._began_at = 0.0
         self._steps = 0
         self._chunks: list[tuple[ModelLeg, int]] = []
-        self._prompted = 0  # tokens that were computed of the queue's legs
         self._plan = 0  # only the newest plan of the end counts
-
-    def add(self, leg: ModelLeg) -> None:
-        """A leg has something to compute; it may be its turn after the step that runs."""
-        leg.came = self._begun()
-        self.queue.append(leg)
-        self.cut()
 
     def computes(self, leg: ModelLeg) -> bool:
         """Whether the step that runs is about this leg."""
@@ -105,22 +97,6 @@ class Steps:
                 end = self._began_at + self.batch.elapsed_s(steps, self.chunk)
                 self._schedule.at(end, self._end, self._plan)
 
-    def _begun(self) -> int:
-        """Tokens of the queue's legs that steps have begun to compute."""
-        if not (self.running and self._chunks):
-            return self._prompted
-        steps = self._steps
-        if steps > 1:
-            passed_s = self._schedule.now - self._began_at
-            steps = min(steps, self.batch.steps_until(passed_s, self.chunk))
-        return self._prompted + steps * self.chunk.tokens
-
-    def _in_turn(self) -> Iterable[ModelLeg]:
-        """The queue as an engine computes it; vLLM computes prompts as they came."""
-        if len(self.queue) < 2 or self._spec.shared_budget:
-            return self.queue
-        return sorted(self.queue, key=_turn)
-
     def _choose_chunks(self) -> tuple[ChunkCost, int]:
         """What the chunks of the next step take, and for how many steps they stay as many."""
         spec = self._spec
@@ -128,7 +104,7 @@ class Steps:
         if spec.shared_budget:
             room = max(room - self.batch.size, 1)
         seconds = 0.0
-        for leg in self._in_turn():
+        for leg in self.queue:
             if leg.began_at is None:
                 leg.began_at = self._schedule.now
             tokens = min(leg.todo, room)
@@ -151,7 +127,6 @@ class Steps:
         computed = []
         if self._chunks:
             ends = self._chunk_ends()
-            self._prompted += self._steps * self.chunk.tokens
             for leg, tokens in self._chunks:
                 leg.todo -= tokens * self._steps
                 leg.chunks.extend((end, tokens) for end in ends)
@@ -168,8 +143,3 @@ class Steps:
         ends = [self._began_at + batch.elapsed_s(n, chunk) for n in range(1, self._steps)]
         ends.append(self._schedule.now)
         return ends
-
-
-def _turn(leg: ModelLeg) -> tuple[bool, int]:
-    """As an engine's batch has it: what goes on with an answer is before all prompts."""
-    return (False, 0) if leg.own else (True, turn(leg.todo, leg.came))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.lifecycle.request import NEAR_HANDOFF
+from orchestrator.replay.batch import NO_CHUNK
 from orchestrator.replay.leg import LegKey, ModelLeg
 from orchestrator.replay.memory import BLOCK, Memory, in_blocks
 from orchestrator.replay.setup import ModelSpec
@@ -214,14 +215,19 @@ class ModelWorker:
                 leg.loading = True
                 self._schedule.at(leg.loaded_at, self._loaded, leg)
             else:
-                self._steps.add(leg)
+                self._compute(leg)
         elif (landed := self._landed_early.pop(key, None)) is not None:
             self._land(leg, landed[1])
+
+    def _compute(self, leg: ModelLeg) -> None:
+        self._queue.append(leg)
+        if self._steps.chunk is NO_CHUNK:
+            self._steps.cut()
 
     def _loaded(self, leg: ModelLeg) -> None:
         leg.loading = False
         if not (leg.closed or self.dead):
-            self._steps.add(leg)
+            self._compute(leg)
             self._go_on()
 
     def _refuse(self, key: LegKey, reason: str) -> None:
@@ -370,7 +376,7 @@ class ModelWorker:
         todo = leg.prompt + leg.own - leg.computed
         if todo > 1:
             leg.todo = todo
-            self._steps.add(leg)
+            self._queue.append(leg)
         else:
             self._join(leg)
 

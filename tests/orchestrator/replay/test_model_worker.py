@@ -26,35 +26,14 @@ def test_a_prefill_samples_once_and_holds_its_kv() -> None:
     assert bench.worker.slots_used == 0
 
 
-def test_the_shortest_prefill_goes_first_and_prefills_share_a_chunk() -> None:
+def test_prefills_are_computed_as_they_come_and_share_a_chunk() -> None:
     bench = Bench()
     for n, tokens in enumerate((1000, 100, 500)):
         bench.at(0.0, start(Role.PREFILL, f"r{n}", prompt_ids=tuple(range(tokens)), reserve=tokens))
     bench.run()
-    # 512 of the first before the others come; then 100 with 412 of it, for less than of the last is
-    # left of it; then 76 with 436 of the last.
-    assert bench.runs("r1") == [(pytest.approx(0.1024), 0, 1)]
-    assert bench.runs("r0") == [(pytest.approx(0.1536), 0, 1)]
-    assert bench.runs("r2") == [(pytest.approx(0.16), 0, 1)]
-
-
-def test_vllm_computes_prefills_as_they_come() -> None:
-    bench = Bench(spec=replace(spec(), shared_budget=True))
-    for n, tokens in enumerate((1000, 100)):
-        bench.at(0.0, start(Role.PREFILL, f"r{n}", prompt_ids=tuple(range(tokens)), reserve=tokens))
-    bench.run()
     assert bench.runs("r0") == [(pytest.approx(0.1024), 0, 1)]  # 512, then 488 with 24 of the next
-    assert bench.runs("r1") == [(pytest.approx(0.11), 0, 1)]
-
-
-def test_a_short_prompt_is_computed_after_the_step_that_runs_of_a_long_one() -> None:
-    bench = Bench()
-    long = tuple(range(20_000))
-    bench.at(0.0, start(Role.PREFILL, "long", prompt_ids=long, reserve=20_000))
-    bench.at(0.13, start(Role.PREFILL, "short", prompt_ids=(1,) * 112, reserve=112))
-    bench.run()
-    assert bench.runs("short") == [(pytest.approx(4 * 0.0512), 0, 1)]  # the third step runs
-    assert bench.runs("long") == [(pytest.approx(2.0112), 0, 1)]
+    assert bench.runs("r1") == [(pytest.approx(0.1536), 0, 1)]
+    assert bench.runs("r2") == [(pytest.approx(0.16), 0, 1)]
 
 
 def test_decoding_goes_on_beside_a_prefill() -> None:

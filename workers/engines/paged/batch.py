@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from workers.engines.paged.sequence import PagedSequence
-from workers.turns import turn
 
 S = TypeVar("S", bound=PagedSequence)
 
@@ -27,7 +26,7 @@ class Entry(Generic[S]):
 def choose_batch(
     states: Iterable[S], *, context: int, block_size: int, chunk_tokens: int
 ) -> list[Entry[S]]:
-    """Decode rows first, then extends as `states` has them, then prompts by `turn`, in a budget.
+    """Decode rows first, then extends, then prompts within a budget; each as `states` has them.
 
     Extends go before prompts because somebody is waiting in the middle of an answer.
     """
@@ -45,18 +44,7 @@ def choose_batch(
             extends.append((state, start, stop))
         else:
             prompts.append((state, start, stop))
-    prompts.sort(key=_turn)
     return decodes + _within_budget(extends + prompts, chunk_tokens)
-
-
-def prompt_tokens(entries: Sequence[Entry[S]]) -> int:
-    """What a step computes beside its decode rows."""
-    return sum(entry.count for entry in entries if entry.count > 1)
-
-
-def _turn(part: tuple[S, int, int]) -> int:
-    state, start, stop = part
-    return turn(stop - start, state.came)
 
 
 def _within_budget(parts: Sequence[tuple[S, int, int]], budget: int) -> list[Entry[S]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from workers.api.info import EngineInfo
 from workers.engines.base import KeptTokens, KVListener, SeqId, SequenceSpec
 from workers.engines.grammar import Grammars
-from workers.engines.paged.batch import Entry, S, choose_batch, prompt_tokens
+from workers.engines.paged.batch import Entry, S, choose_batch
 from workers.engines.paged.memory import PagedMemory
 from workers.kv.evict.config import Eviction
 from workers.kv.pool import PoolFull
@@ -35,7 +35,6 @@ class PagedEngine(PagedMemory[S]):
         self._grammars = Grammars(tokenizer, info.vocab_size, info.stop_ids)
         self._aimed: dict[SeqId, S] = {}  # those with a goal
         self._chunk_tokens = chunk_tokens
-        self._prompted = 0  # tokens of prompts and extends that steps have begun to compute
         self._fingerprint = info.fingerprint.canonical
 
     @abstractmethod
@@ -116,8 +115,6 @@ class PagedEngine(PagedMemory[S]):
             if length is None:
                 self._aimed.pop(seq, None)
             else:
-                if seq not in self._aimed:
-                    state.came = self._prompted
                 self._aimed[seq] = state
 
     def length(self, seq: SeqId) -> int:
@@ -164,7 +161,7 @@ class PagedEngine(PagedMemory[S]):
     # ------------------------------------------------------------ steps
 
     def _begin(self) -> list[Entry[S]]:
-        """The next batch, its blocks taken."""
+        """The next batch, its blocks taken; sequences in the order in which they got a goal."""
         with self._lock:
             for state in self._aimed.values():
                 if state.kept is not None and state.incoming is None:
@@ -175,7 +172,6 @@ class PagedEngine(PagedMemory[S]):
                 block_size=self._block_size,
                 chunk_tokens=self._chunk_tokens,
             )
-            self._prompted += prompt_tokens(entries)
             for entry in entries:
                 state = entry.seq
                 if state.kept is not None:

@@ -79,7 +79,7 @@ class PagedSequence:
     grammar. `kept`: which places hold which tokens, None as long as all are kept, in order.
     `settled`: its prompt is computed, and what was to die of it is dead; `pins`: whoever reads it
     as it is now. `reserve`: tokens that it was promised room for. `attention`: what its tokens were
-    paid, where a policy asks for it. `came`: see `workers.turns`.
+    paid, where a policy asks for it.
     """
 
     id: SeqId
@@ -89,7 +89,6 @@ class PagedSequence:
     table: BlockTable = field(default_factory=BlockTable)
     computed: int = 0
     goal: int | None = None
-    came: int = 0
     cancelled: bool = False
     incoming: Incoming | None = None
     remembered: int = 0
