@@ -6,6 +6,7 @@ import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Protocol
 
 import orjson
@@ -138,7 +139,7 @@ class WorkerChannel:
             log.exception("post", extra={"worker": self.worker})
             self._failed(post, type(error).__name__, refused=True)
         else:
-            if status == 200:
+            if status in (HTTPStatus.OK, HTTPStatus.GONE):  # gone: nobody is left to take it
                 self._outbox.delivered(post)
             else:
                 text = answer[:200].decode(errors="replace")
@@ -156,7 +157,9 @@ class WorkerChannel:
 
     def _url(self, path: Path) -> str:
         base = self.place.tokens if path is Path.FEED else self.place.control
-        return f"{base}{path}?gateway={self._gateway}"
+        to = self._reach.incarnation
+        url = f"{base}{path}?gateway={self._gateway}"
+        return url if to is None else f"{url}&to={to}"
 
     async def _renew(self) -> None:
         """Keep this gateway's lease on its legs, whatever else is under way or stuck."""

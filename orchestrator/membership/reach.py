@@ -60,7 +60,7 @@ class Reach:
     def __init__(self, worker: str, *, unreachable_s: float, now: float) -> None:
         self.worker = worker
         self._unreachable_s = unreachable_s
-        self._incarnation: str | None = None  # of the process that said hello; None: lost
+        self.incarnation: str | None = None  # of the process that said hello; None: lost
         self._refusals = 0
         self._wait_s = RECONNECT_S
         self._unheard_since = now
@@ -69,7 +69,7 @@ class Reach:
 
     @property
     def up(self) -> bool:
-        return self._incarnation is not None
+        return self.incarnation is not None
 
     def attempt(self, now: float) -> None:
         """A stream is about to be opened."""
@@ -80,10 +80,10 @@ class Reach:
         if hello.worker != self.worker:
             raise WireError(f"{hello.worker!r} answered in place of {self.worker!r}")
         self._greeted, self._refusals = True, 0
-        if self._incarnation == hello.incarnation:
+        if self.incarnation == hello.incarnation:
             return [CameBack()]
         news: list[News] = [Lost(reason="it restarted")] if self.up else []
-        self._incarnation = hello.incarnation
+        self.incarnation = hello.incarnation
         return [*news, CameUp(hello=hello)]
 
     def ended(self, reason: str, now: float, *, silent: bool = False) -> Ended:
@@ -95,7 +95,7 @@ class Reach:
         late = now - self._unheard_since >= self._unreachable_s
         news: list[News] = []
         if self.up and (silent or late or self._refusals >= REFUSALS_TO_LOSE):
-            self._incarnation = None
+            self.incarnation = None
             news.append(Lost(reason=reason))
         if self._greeted and now - self._opened_at >= STEADY_S:
             self._wait_s = RECONNECT_S

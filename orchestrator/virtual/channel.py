@@ -170,11 +170,12 @@ class VirtualChannel:
             # A story's accident: a feed is lost, control comes with its repetition.
             kept = tuple(m for m in post.messages if m not in unheard)
             late = tuple(m for m in unheard if not isinstance(m, Feed | Resync))
-            network.send(self._process, self.worker.process, self._arrive, post, kept, True)
+            to = self.reach.incarnation
+            network.send(self._process, self.worker.process, self._arrive, post, kept, True, to)
             if late:
                 network.schedule.after(
                     LATE_S, network.send, self._process, self.worker.process, self._arrive,
-                    post, late, True,
+                    post, late, True, to,
                 )  # fmt: skip
             return
         lost = network.hits(network.accidents.lost)
@@ -183,19 +184,25 @@ class VirtualChannel:
             return
         for _ in range(1 + network.hits(network.accidents.repeated)):
             network.send(
-                self._process, self.worker.process, self._arrive, post, post.messages, not lost
-            )
+                self._process, self.worker.process, self._arrive, post, post.messages, not lost,
+                self.reach.incarnation,
+            )  # fmt: skip
 
-    def _arrive(self, post: Post, messages: Sequence[DownMessage], answers: bool) -> None:
+    def _arrive(
+        self, post: Post, messages: Sequence[DownMessage], answers: bool, to: str | None
+    ) -> None:
         """At the worker's kernel."""
         process = self.worker.process
         if process.alive:
-            process.do(self._take, post, messages, answers)
+            process.do(self._take, post, messages, answers, to)
         else:
             self._network.send(process, self._process, self._answered, post, False)
 
-    def _take(self, post: Post, messages: Sequence[DownMessage], answers: bool) -> None:
-        self.worker.take(messages, self._gateway.name)
+    def _take(
+        self, post: Post, messages: Sequence[DownMessage], answers: bool, to: str | None
+    ) -> None:
+        if to in (None, self.worker.hello.incarnation):  # else it was meant for another life
+            self.worker.take(messages, self._gateway.name)
         self._network.send(self.worker.process, self._process, self._answered, post, answers)
 
     def _answered(self, post: Post, delivered: bool) -> None:

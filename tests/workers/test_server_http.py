@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from tests.workers.server_rig import PROMPT, ROOT, SECRET, Reader, Server, wait_until, write_config
@@ -28,6 +29,7 @@ from workers.api.messages import (
     Stop,
     TokenRun,
 )
+from workers.api.wire import encode
 from workers.service.config import SECRET_ENV, StartFailed, WorkerConfig, read_config
 from workers.service.process import WorkerProcess
 
@@ -198,6 +200,22 @@ def test_a_malformed_message_is_a_400_that_names_the_field(pair, path, body, wor
     refused = pair[0].http.post(path, content=body)
     assert refused.status_code == 400
     assert words in refused.json()["error"]
+
+
+def test_what_is_meant_for_another_life_is_not_begun(pair):
+    """A start may come late: after a restart nobody would stop the leg, whose stop came before."""
+    a, _ = pair
+    leg = orjson.dumps({"messages": [encode(start_leg("late", 1, Role.PREFILL, gateway="late"))]})
+    reader = Reader(a, "late")
+    late = a.http.post("/control", content=leg, params={"gateway": "late", "to": "an earlier life"})
+    assert late.status_code == 410
+    assert "not an earlier life" in late.json()["error"]
+    assert a.held_tokens() == 0
+    here = {"gateway": "late", "to": reader.hello["incarnation"]}
+    assert a.http.post("/control", content=leg, params=here).status_code == 200
+    assert wait_until(a.held_tokens)
+    a.post("/control", Stop(request="late", epoch=1))
+    reader.close()
 
 
 def test_a_stop_interrupts_a_long_step(start_server):

@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import orjson
@@ -67,6 +68,10 @@ def build_app(service: Service, secret: str) -> Starlette:
                 messages = read_messages(await read_body(request), kinds)
             except WireError as error:
                 return answer({"error": str(error)}, 400)
+            asked, here = request.query_params.get("to"), service.describe()["incarnation"]
+            if asked not in (None, here):
+                # A leg that was started and stopped in another life would be started again in this.
+                return answer({"error": f"to: this is {here}, not {asked}"}, HTTPStatus.GONE)
             service.take(messages, request.query_params.get("gateway"))
             return answer({"queued": len(messages)})
 

@@ -35,6 +35,11 @@ def test_random_faults(seed: int) -> None:
             assert lost[client.gateway] or not client.gateway.endswith("/1")
 
 
+def test_a_start_that_comes_late_into_another_life() -> None:
+    """Seed 38193: it was lost and sent again, its stop was heard by a worker that then died."""
+    assert check(play(case_of(38193))) == []
+
+
 @pytest.mark.parametrize("seed", range(SEEDS, SEEDS + 15))
 def test_without_faults_only_a_short_queue_fails_anybody(seed: int) -> None:
     case = replace(case_of(seed), faults=())
