@@ -91,11 +91,12 @@ def local_cluster(jobs: int) -> Iterator[Cluster]:
         # Ray reads these once, when it is imported. Nobody else may use the cluster.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-        # There is no second node. Else Ray takes 127.0.0.1 for "find out my own address", and with
-        # any other of the loopback's it listens on all of the machine's.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     # Only here: it takes a second, and most commands do not need it.
     ray = importlib.import_module("ray")
+    # There is no second node. Else Ray takes 127.0.0.1 for "find out my own address", and with any
+    # other of the loopback's it listens on all of the machine's.
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    constants.ENABLE_RAY_CLUSTER = False
     if ray.is_initialized():
         yield Cluster(ray, jobs)
         return
