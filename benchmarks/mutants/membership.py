@@ -14,8 +14,8 @@ MEMBERSHIP = (
         "a restart is taken for a reconnection",
         "reach",
         (
-            "        if self._incarnation == hello.incarnation:\n",
-            "        if self._incarnation is not None:\n",
+            "        if self.incarnation == hello.incarnation:\n",
+            "        if self.incarnation is not None:\n",
         ),
     ),
     _m(
