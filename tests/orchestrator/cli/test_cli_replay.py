@@ -164,7 +164,7 @@ def endless(file: Path, jobs: int) -> Iterator[subprocess.Popen[str]]:
 def test_interrupted(file: Path, jobs: int) -> None:
     with endless(file, jobs) as process:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
 

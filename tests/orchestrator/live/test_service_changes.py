@@ -238,6 +238,4 @@ def test_it_changes_under_64_streams_and_not_one_fails(
     assert watching.states("worker hami/extra/0")[:1] == ["up"]
     assert "draining" in watching.states("worker shenzhen/m/0")
     assert len(set(watching.pids("worker shenzhen/m/0")) - {"none"}) == 2
-    gateway = watching.states("gateway")  # away: its answer was late
-    assert set(gateway) <= {"ready", "away"}
-    assert gateway[-1] == "ready"
+    assert watching.states("gateway") == ["ready"]
